@@ -36,7 +36,7 @@ STORED = Path(__file__).resolve().parent / "results" / "examples.json"
 class FirstTurn(ChatFrame):
     """A ChatFrame whose conversations end after one turn."""
 
-    def next(self, trajectory, rules):
+    def append_next_prompt(self, trajectory, rules):
         return False
 
 

@@ -161,9 +161,9 @@ class Work:
         for _ in range(2):  # the second time with the filling that the first one lacked
             self.groups = EnvGroups(SPEC, args.trajectories // args.group_size, args.group_size,
                                     options=filling, budgets=vars(budget))
-            prompts = [frame.open(frame.system_message(env), text)
+            prompts = [frame.first_prompt_ids(frame.system_message(env), text)
                        for env, text in zip(self.groups.envs, self.groups.reset(FIRST_SEED))]
-            observation = frame.between(None, self.groups.envs[0].step("go")[0])
+            observation = frame.next_prompt_ids(None, self.groups.envs[0].step("go")[0])
             filling = {"prompt_filling": args.prompt_tokens - len(prompts[0]),
                        "observation_filling": args.observation_tokens - len(observation)}
         if any(filling.values()):

@@ -20,7 +20,7 @@ from minragen.envs import Budget, Outcome, TextEnv
 from minragen.rollout import Rules, collect
 from minragen.run.groups import PatientGroups
 from minragen.run.tiny import tiny_policy
-from minragen.support.metrics import waiting
+from minragen.support.metrics import waiting_metrics
 
 STORED = Path(__file__).resolve().parent / "results" / "waiting.json"
 SHARES, SEEDS, ROWS = (1.0, 0.25), (0, 1, 2, 3, 4), 12
@@ -67,7 +67,7 @@ def main():
                              Rules(max_new_tokens=32, feed_share=share))
             rows.append({"seed": seed, "share": share, "seconds": time.time() - began,
                          "longest_wait": max(env.slept for env in groups.envs),
-                         **waiting(played)})
+                         **waiting_metrics(played)})
             print(json.dumps(rows[-1]), flush=True)
             timeline[str(share)] = [[[when - began for when in turn.times] for turn in t.turns]
                                     for t in played[:ROWS]]

@@ -3,10 +3,10 @@
 Sampling keeps keys and values in `KVSlots`, which a decoder of transformers takes as its
 `past_key_values`. Learning runs whole rows. For Llama's family fast/ computes both with less work.
 
-    rollout.feed                       prefill or regathered: makes the slots
+    rollout.feed                       prefill or regather: makes the slots
         Policy.extend_in_chunks        reads prompts or observations
             Policy.extend              one forward pass; also of each sampled token
-                last_hidden            place, then the decoder: in each layer KVSlots.update
+                last_hidden            reserve, then the decoder: in each layer KVSlots.update
                 models.output_layer
 
 Axes: n rows in a forward pass, q new tokens of each, k keys, D hidden size, B rows, T tokens.
@@ -28,7 +28,8 @@ class KVSlots:
 
     FOOTGUN: `new_zeros`, never `new_empty`: a masked key still adds 0 * value, and 0 * nan is nan.
 
-    capacity: tokens a row, rounded up to a multiple of 64 (`attention_masks` says why)
+    capacity: tokens a row, rounded up to a multiple of 64. Masks may be that wide (fast/graphs.py),
+        and attention on CUDA copies masks of odd widths (`attention_masks`)
     """
 
     def __init__(self, model, rows, capacity):
@@ -62,8 +63,8 @@ class KVSlots:
         return self._filled
 
     def move_to_front(self, chosen):
-        """Exchange slots so that the slots `chosen`, a rising list, come first. Returns each slot's
-        old index: 0 4 2 3 1 if 0 2 4 of five slots are chosen."""
+        """Swap slots so that those in `chosen`, a rising list, come first. Returns for each place
+        the slot that was there before: 0 4 2 3 1 if 0 2 4 of five slots are chosen."""
         order, kept = list(range(len(self.lengths))), {*chosen}
         gaps = [i for i in range(len(chosen)) if i not in kept]
         fill = [i for i in chosen if i >= len(chosen)]
@@ -79,7 +80,7 @@ class KVSlots:
         return order
 
 
-def regathered(parts, capacity):
+def regather(parts, capacity):
     """New KVSlots of `capacity` tokens a row with copies of the chosen slots, part after part. The
     given KVSlots cannot be used afterwards: their buffers are freed layer by layer.
 
@@ -113,14 +114,14 @@ def rounded_up(n, unit):
 
 @torch.no_grad()
 def last_hidden(model, slots, tokens, counts, first_row=0):
-    """One pass of new ids, as `place` draws it. Returns each row's last hidden state, (n, D)."""
-    positions, masks, ends = place(model, slots, tokens, counts, first_row)
+    """One pass of new ids, as `reserve` draws it. Returns each row's last hidden state, (n, D)."""
+    positions, masks, ends = reserve(model, slots, tokens, counts, first_row)
     hidden = model.base_model(input_ids=tokens, attention_mask=masks, position_ids=positions,
                               past_key_values=slots, use_cache=True).last_hidden_state
     return hidden.flatten(0, 1)[ends]
 
 
-def place(model, slots, tokens, counts, first_row=0):
+def reserve(model, slots, tokens, counts, first_row=0):
     """Reserve counts[i] positions of slot first_row + i and set where `slots.update` writes.
 
     Two slots of 4 and 2 tokens get 2 and 1 more (a dot is padding: written, never seen):
@@ -129,7 +130,7 @@ def place(model, slots, tokens, counts, first_row=0):
         a a a a     4 5         a a a a a a
         b b         2 .         b b b .
 
-    tokens: (n, q) int64, right-padded      counts: (n,) int64, from 0 to q
+    tokens: (n, q) int64, right-padded   counts: (n,) int64, 0 to q; for 0 the result is meaningless
     returns: positions (n, q), masks (of `attention_masks`) and ends (n,), the index of each row's
         last real token among all n * q (here 1 and 2)
     """
@@ -144,7 +145,7 @@ def place(model, slots, tokens, counts, first_row=0):
     # NOTE: never `is_causal`: with more keys than queries it aligns the triangle to the top left.
     visible = keys[:, None, None] <= positions[:, None, :, None]
     masks = attention_masks(model, visible, positions, keys)
-    # Padding may pass the model's largest position, so it gets that of the row's last token.
+    # Padding may lie beyond the model's largest position: it gets that of its row's last token.
     positions = positions.minimum(slots.lengths[rows, None] - 1)
     return positions, masks, counts - 1 + q * torch.arange(n, device=slots.device)
 
@@ -163,8 +164,8 @@ def hidden_before(decoder, tokens, mask):
 
 def micro_batches(tokens, lengths, token_budget, rank=0, size=1):
     """Divide rows, longest first, into micro-batches of at most `token_budget` ids, padding
-    included, or of one longer row. Returns each micro-batch's row indices, for process `rank` of
-    `size`. Only fast/prefix_tree.py needs `tokens`."""
+    included; a longer row is a micro-batch by itself. Returns each micro-batch's row indices, for
+    process `rank` of `size`. Only fast/prefix_tree.py needs `tokens`."""
     rows, parts = lengths.argsort(descending=True, stable=True)[rank::size], []
     while len(rows):
         count = max(1, token_budget // int(lengths[rows[0]]))

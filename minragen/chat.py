@@ -23,8 +23,8 @@ class ChatFrame:
     """Turns messages into tokens, with what the chat template writes around them.
 
     A prompt ends with the forced prefix of the reply, such as `<think>`, which no policy samples.
-    A reply ends where `parse` reads it as complete: at `</answer>`, unless a thought quotes it. It
-    also ends at the ids `end_ids`: the template's end of turn, the tokenizer's eos, `model_eos`.
+    A reply ends when `parse` can read it as complete (at `</answer>`, unless a thought quotes that
+    tag), or at one of `end_ids`: the template's end of turn, the tokenizer's eos, `model_eos`.
 
     model_eos: the model's `generation_config.eos_token_id`: one id, several or None
     max_new_tokens: the limit that the system message tells; 0: none
@@ -46,7 +46,7 @@ class ChatFrame:
         self.prefix = formats.forced_prefix(response_format)
         self._form = formats.FORMATS[response_format]
         self._part_ends = [re.compile(end) for end in part_ends(self._form).values()]
-        # Of the first part, of the first two, and so on to the whole reply.
+        # Patterns of the first part, of the first two parts, ..., of the whole reply.
         self._patterns = [reply_pattern(self._form, n + 1) for n in range(len(self.parts))]
         self.tokenizer, self.image_store = tokenizer, image_store
         # Ids of a text. The last ones are remembered: members of a group see much alike.
@@ -59,32 +59,31 @@ class ChatFrame:
         self.end_ids = {self.end_of_turn, tokenizer.eos_token_id, *model_eos} - {None}
         names = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
         self._ids_with_bracket = {
-            i for i, name in enumerate(names)  # "<0x41>" is the byte of an A
+            i for i, name in enumerate(names)  # "<0x41>" is the byte of A, "<0x3E>" that of ">"
             if ">" in (name or "") and not re.fullmatch("<0x(?!3E)..>", name)}
 
     def system_message(self, env):
-        """The system message; the environment's texts in it cannot begin or end a turn."""
+        """The system message. `plain` lets no text of the environment begin or end a turn."""
         return self._system_message(env, plain=self.template.plain)
 
-    def begin(self, trajectory, env):
+    def append_first_prompt(self, trajectory, env):
         """Append the first prompt."""
         trajectory.system = self.system_message(env)
-        trajectory.add_prompt(self.open(trajectory.system, trajectory.observation))
+        trajectory.add_prompt(self.first_prompt_ids(trajectory.system, trajectory.observation))
 
-    def next(self, trajectory, rules):
+    def append_next_prompt(self, trajectory, rules):
         """Append the prompt of the next turn. Returns False if that leaves no room for a reply."""
-        ids = self.between(trajectory.tokens[-1], trajectory.observation)
-        fits = len(trajectory.tokens) + len(ids) < rules.max_context
-        if fits:
+        ids = self.next_prompt_ids(trajectory.tokens[-1], trajectory.observation)
+        if fits := len(trajectory.tokens) + len(ids) < rules.max_context:
             trajectory.add_prompt(ids)
         return fits
 
-    def open(self, system, observation):
+    def first_prompt_ids(self, system, observation):
         """Ids from the beginning through the forced prefix of the first reply."""
         t = self.template
         return self._prompt(self._ids, f"{t.head}{system}{t.to_user}", observation)
 
-    def between(self, last_id, observation):
+    def next_prompt_ids(self, last_id, observation):
         """Ids from the end of a reply, whose last id is `last_id`, through the next forced prefix.
 
         A reply that was cut short lacks the end-of-turn id. Then the prompt supplies it, outside
@@ -113,8 +112,8 @@ class ChatFrame:
         return ids[len(line):] if ids[:len(line)] == line else self._ids(text)
 
     def parts_ended(self, ids, before=0):
-        """The number of parts of the format that a reply has ended. The reply is complete, and
-        nothing that follows changes what `parse` reads in it, once this is len(parts).
+        """The number of parts of the format that a reply has ended. Once this is len(parts) the
+        reply is complete: whatever follows cannot change what `parse` reads.
 
         before: the same number for ids[:-1]
 
@@ -125,7 +124,7 @@ class ChatFrame:
         if ids[-1] not in self._ids_with_bracket or before == len(self.parts):
             return before
         start, end = len(ids), self._part_ends[before]
-        for _ in range(1 + end.pattern.count(r">\s*<")):  # back to the first of its adjacent tags
+        for _ in range(end.pattern.count("<")):  # back over all the tags that end this part
             start = next((i for i in range(start - 1, -1, -1)
                           if ids[i] in self._ids_with_bracket), 0)
         if not end.search(self.tokenizer.decode(ids[max(0, start - TAG_TAIL):])):
@@ -160,7 +159,6 @@ def reply_pattern(form, count=None):
 
 
 def part_ends(form):
-    """{part: the regular expression of the tags that end it}; between two tags only blanks may
-    stand."""
+    """{part: regular expression of the tags that end it}, with only blanks between two tags."""
     _, *rest = re.split(r"{(\w+)}", form)
     return {part: tags.replace("><", r">\s*<") for part, tags in zip(rest[::2], rest[1::2])}

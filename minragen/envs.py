@@ -77,7 +77,8 @@ class TextEnv(gymnasium.Env):
 
     One `step` is one *turn*: the text inside `<answer>` is split on `||` if `multi_action` is True,
     each piece is matched against `actions` ignoring case, and the pieces run until one ends the
-    episode or a limit of the budget is reached. An environment writes `instruction`, `_reset`,
+    episode. Pieces over a limit of the budget are dropped silently. An invalid piece takes a place
+    in the turn, but none of the episode's actions. An environment writes `instruction`, `_reset`,
     `_act`, `render`, `solve`, and what else it likes.
 
     info: `success` and `valid`, 0.0 or 1.0; `effective`, the share of executed actions that changed
@@ -98,8 +99,8 @@ class TextEnv(gymnasium.Env):
     backend = ""  # external program or server, named in a run's first line
     alias = ""  # what metrics call it, for an environment that `make` found at a server's address
     instruction = ""  # or a property: the task, told once in the system message
-    # What `--example` shows: thought and answer for an instance in no split; in formats with
-    # descriptions also what is seen and what is predicted.
+    # What `--example` shows: thought and answer for an instance that no split contains, so it is
+    # never played; in formats with descriptions also what is seen and what is predicted.
     example: tuple = ()
     state = ""  # what `render_text` returned for the last observation
 
@@ -130,18 +131,18 @@ class TextEnv(gymnasium.Env):
         raise NotImplementedError(f"{type(self).__name__} does not write _act(action).")
 
     def render(self):
-        """The state as the model sees it."""
+        """The state as text. The model sees it, unless `render_text` says otherwise."""
         raise NotImplementedError(f"{type(self).__name__} does not write render().")
 
     def render_text(self):
-        """The state as text in every render_mode."""
+        """The text part of what the model sees; by default render()."""
         return self.render()
 
     def image(self):
         """What a vision-language model sees beside the text: RGB, (H, W, 3) uint8, or None."""
 
     def solve(self):
-        """The answers, one per turn from the current state on, that reach the maximum reward."""
+        """The answers that earn most: the next turn's, and later ones where they can be known."""
         raise NotImplementedError(f"{type(self).__name__} has no solver.")
 
     def note(self):
@@ -235,7 +236,7 @@ class TextEnv(gymnasium.Env):
         if seed is None:  # Gymnasium's convention: go on from the environment's own stream
             seed = int(self.np_random.integers(2**31))
         member = int((options or {}).get("member", 0))
-        # For slips and payouts. `+ 1`, because the streams [seed, 0, ...] below draw the instance.
+        # For slips and payouts. member + 1, because [seed, 0, attempt] below draws the instance.
         self.dynamics = np.random.default_rng([seed, member + 1, 1])
         self._turns = self._actions = 0
         for attempt in range(MAX_REDRAWS):
@@ -267,7 +268,7 @@ class TextEnv(gymnasium.Env):
                 break
         self._turns += 1
         self._actions += len(outcomes)
-        # The only turn of a one-turn task ends it by itself: nothing was cut short.
+        # A task of one turn terminates with it: it is never truncated.
         terminated = self.budget.max_turns == 1 or (bool(outcomes) and outcomes[-1].terminated)
         truncated = not terminated and (self.turns_left == 0 or self.actions_left == 0)
         self._live = not (terminated or truncated)
@@ -354,7 +355,7 @@ class EnvGroups:
     spec: a mixture; `frozenlake,bandit` splits evenly, `frozenlake=24,bandit=8` as it says
     options: `name.option` addresses one environment of a mixture
     budgets: fields of Budget that replace each environment's own
-    share: which of the rows this object holds, as one of several processes does
+    share: the slice of all rows that this process holds
     layers: as in `make`, around every environment of the mixture
     """
 

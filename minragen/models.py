@@ -47,13 +47,13 @@ class Policy:
         return next(self.model.parameters()).device
 
     def extend(self, slots, tokens, counts, first_row=0):
-        """Append counts[i] ids of row i of `tokens` to slot first_row + i, as `cache.place` shows.
+        """Append counts[i] ids of row i of `tokens` to slot first_row + i (see `cache.reserve`).
         Returns the logits (n, V) after the last id of each row. tokens: (n, q)      counts: (n,)"""
         hidden = self.last_hidden(self.model, slots, tokens, counts, first_row)
         return output_layer(self.model, hidden)
 
     def extend_in_chunks(self, slots, fresh, token_budget, first_row=0):
-        """`extend` slot first_row + i by ids fresh[i], `token_budget` padded ids a pass."""
+        """`extend` in chunks of `token_budget` padded ids; fresh[i] goes to slot first_row + i."""
         bounds, logits = slots.bounds.clone(), []
         count = max(1, token_budget // max(map(len, fresh)))
         for start in range(first_row, first_row + len(fresh), count):
@@ -63,7 +63,7 @@ class Policy:
             tokens, counts = (x.to(self.device, non_blocking=True) for x in (
                 pad_sequence(part, batch_first=True), counts))
             logits.append(self.extend(slots, tokens, counts, start))
-        slots.bounds = bounds  # exact again: `extend` has added padding, too
+        slots.bounds = bounds  # exact again: `extend` counts padding, too
         return torch.cat(logits)
 
     def logprobs(self, tokens, mask, temperature=1.0):
@@ -140,7 +140,7 @@ def token_logprobs(model, tokens, mask, temperature=1.0, hidden_before=cache.hid
 
 
 class Critic(nn.Module):
-    """A copy of the policy's decoder (`twin`) with a scalar head in place of the output layer.
+    """A copy of the policy's decoder with a scalar head in place of the output layer.
 
     V_t is read at position t-1, the state before token t is chosen, as for logprobs. The head
     starts at zero, so the first advantages are the plain returns and not noise.
@@ -148,7 +148,8 @@ class Critic(nn.Module):
 
     def __init__(self, policy):
         super().__init__()
-        self.trunk, self.hidden_before = twin(policy.model.base_model), policy.hidden_before
+        self.trunk = copy_trainable(policy.model.base_model)
+        self.hidden_before = policy.hidden_before
         hidden_size = policy.model.config.get_text_config().hidden_size
         self.head = nn.Linear(hidden_size, 1, device=policy.device)
         nn.init.zeros_(self.head.weight)
@@ -160,8 +161,8 @@ class Critic(nn.Module):
         return torch.zeros(tokens.shape, device=tokens.device).masked_scatter(mask, values)
 
 
-def twin(module):
-    """Copy a module. Its frozen parameters are shared, not copied."""
+def copy_trainable(module):
+    """A copy of a module, which shares its frozen parameters."""
     return copy.deepcopy(module, {id(p): p for p in module.parameters() if not p.requires_grad})
 
 

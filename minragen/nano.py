@@ -25,12 +25,13 @@ from minragen.chat import ChatFrame
 from minragen.envs import Budget, EnvGroups, Outcome, TextEnv
 from minragen.models import load_policy
 
-RESPONSE_FORMAT, MAX_NEW_TOKENS = "no_think", 4  # a reply is <answer>2</answer>; tokens of one
+RESPONSE_FORMAT = "no_think"  # a reply is <answer>2</answer>
+MAX_NEW_TOKENS = 4  # the most tokens of a reply that the policy samples
 WARMUP_STEPS = 120  # of imitation before RL: an untrained model would never write an answer
 STEPS, EPOCHS = 20, 2  # every step plays fresh episodes; an epoch is an update on all of them
 NUM_GROUPS, GROUP_SIZE = 16, 8  # P, G
 LEARNING_RATE, CLIP, MAX_GRAD_NORM = 1e-3, 0.2, 1.0
-HELD_OUT_SIZE, HELD_OUT_TEMPERATURE = 256, 0.5  # episodes; as in the validation of train.py
+HELD_OUT_SIZE, HELD_OUT_TEMPERATURE = 256, 0.5  # episodes; val_temperature of train.py
 
 
 class Nim(TextEnv):
@@ -120,10 +121,10 @@ def collect(policy, frame, split, first_seed, num_groups, group_size, temperatur
 
 
 def begin(frame, split, seed, member):
-    """A new episode with its prompt. `seed` fixes the instance, (seed, member) what is random."""
+    """An episode. `seed` fixes the first heap, (seed, member) the other player's random moves."""
     episode = Episode(Nim(split))
     observation, _ = episode.env.reset(seed=seed, options={"member": member})
-    episode.add(frame.open(frame.system_message(episode.env), observation))
+    episode.add(frame.first_prompt_ids(frame.system_message(episode.env), observation))
     return episode
 
 
@@ -138,12 +139,12 @@ def add_token(frame, episode, token, logprob):
         episode.episode_return += reward
         episode.over = terminated or truncated
         if not episode.over:  # another turn of the same conversation
-            episode.add(frame.between(token, observation))
+            episode.add(frame.next_prompt_ids(token, observation))
             episode.reply = []
 
 
 def held_out_success(policy, frame):
-    """The share of episodes that are won, from heaps with which no training episode begins."""
+    """The share of episodes won from heaps of 6, 7 or 11, with which no training episode begins."""
     episodes = collect(policy, frame, "test", 0, HELD_OUT_SIZE, 1, HELD_OUT_TEMPERATURE)
     return sum(e.episode_return > 0 for e in episodes) / len(episodes)  # only a win pays
 
@@ -179,13 +180,13 @@ def token_logprobs(model, tokens, response_mask):
 
 def policy_loss(logprobs, old_logprobs, advantages):
     """PPO's clipped loss of each sampled token (Schulman et al. 2017, eq. 7). (N,) -> (N,)
-    A token whose ratio has moved by more than CLIP in its advantage's direction has no gradient."""
+    A token has no gradient once its ratio has moved more than CLIP in its advantage's direction."""
     ratio = (logprobs - old_logprobs).exp()  # 1 in the first epoch
     return torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - CLIP, 1 + CLIP))
 
 
 def main(seed=0, steps=STEPS):
-    """Load tiny after its warm-up, which the first run makes, and train it."""
+    """Train tiny, warmed up by imitation (the first run does that and keeps the result on disk)."""
     from minragen.run.bundled import resolve  # loading is not part of the idea
 
     policy = load_policy(resolve(

@@ -8,8 +8,7 @@ Axes: n conversations (rows of a forward pass), V vocabulary.
 Three invariants, each a test:
   1. tokens in = tokens out: the ids that were sampled are the ids that are trained;
   2. the response mask is recorded while sampling and never reconstructed;
-  3. a cached multi-turn rollout gives the logprobs of one full forward pass over the finished
-     sequence.
+  3. a cached multi-turn rollout gives the logprobs of one full pass over the finished sequence.
 
 A trajectory does not depend on what else is in the batch, up to rounding (support/noise.py). So
 rows that need not wait for each other (fast/scheduler.py) play the same trajectories.
@@ -24,7 +23,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
-from minragen.cache import KVSlots, regathered
+from minragen.cache import KVSlots, regather
 from minragen.support.noise import reply_noise
 from minragen.trajectory import Reply, StopReason, Trajectory
 
@@ -41,7 +40,7 @@ class Rules:
     max_new_tokens: int = 64  # of a reply
     max_context: int = 1024  # tokens of a conversation
     max_rows: int = 256  # conversations at a time
-    feed_share: float = 1.0  # of fast/scheduler.py
+    feed_share: float = 1.0  # fast/scheduler.py feeds rows once this share of all is ready
     token_budget: int = 8192  # padded ids in one forward pass of prompts or observations
     seed: int = 0  # of the noise
 
@@ -72,7 +71,8 @@ def first_prompt(frame, groups, row, observation, rules):
     observation: what `groups.reset` returned for the row: a text, or an exception
     """
     t = Trajectory.begin(groups, row, observation)
-    if not t.error and (failure := groups.attempt(row, frame.begin, t, groups.envs[row])):
+    if not t.error and (failure := groups.attempt(
+            row, frame.append_first_prompt, t, groups.envs[row])):
         t.fail(failure)
     if not t.error and len(t.tokens) >= rules.max_context:
         raise ValueError(f"the first prompt of {t.env} has {len(t.tokens)} tokens and max_context "
@@ -116,7 +116,7 @@ class Conversation:
     stop: StopReason | None = None
     text: str = ""
     reply: Reply = Reply()
-    times: tuple = ()  # of Turn
+    times: tuple = ()  # the first two of Turn.times
 
     def begin_reply(self):
         self.ids, self.logprobs, self.parts_ended, self.stop = [], [], 0, None
@@ -151,16 +151,15 @@ def feed(policy, slots, rows, rules):
     capacity = max(len(row.trajectory.tokens) for row in rows) + rules.max_new_tokens
     if slots is None:
         slots, index, logits = prefill(policy, fresh, rules.token_budget)
-        return regathered([(slots, index)], capacity), logits
-    # The padding of shorter rows is written, too, and needs room.
+        return regather([(slots, index)], capacity), logits
+    # `extend` writes padding, too, so the longest row plus the longest new text must fit.
     padded = max(row.cached for row in rows) + max(map(len, fresh))
-    slots = regathered([(slots, [row.slot for row in rows])], max(capacity, padded))
+    slots = regather([(slots, [row.slot for row in rows])], max(capacity, padded))
     return slots, policy.extend_in_chunks(slots, fresh, rules.token_budget)
 
 
 def prefill(policy, prompts, token_budget):
-    """Feed each distinct prompt once. Returns the slots, each row's slot index, and each row's
-    logits (n, V)."""
+    """Feed each distinct prompt once. Returns the slots, each row's slot, and logits (n, V)."""
     distinct = {ids: i for i, ids in enumerate(dict.fromkeys(map(tuple, prompts)))}
     slots = KVSlots(policy.model, len(distinct), max(map(len, distinct)))
     logits = policy.extend_in_chunks(slots, list(distinct), token_budget)
@@ -169,15 +168,15 @@ def prefill(policy, prompts, token_budget):
 
 
 def sample_replies(policy, frame, slots, logits, noise, rows, rules, progress):
-    """Sample a reply in each row, a token at a time. The rows that go on come first: a row that
-    stops changes places, and slots, with a later row.
+    """Sample a reply in each row, a token at a time. Rows that go on stay in front: a row that
+    stops swaps place and slot with a later row. So `rows` is in another order afterwards.
 
         rows   a b c d e      b and d stop      a e c | d b
 
     logits: (n, V)      noise: (max_new_tokens, n)
     """
     columns = torch.arange(len(rows), device=policy.device)  # of the noise, for the rows that go on
-    for uniforms in noise.to(policy.device, non_blocking=True):  # the host goes on meanwhile
+    for uniforms in noise.to(policy.device, non_blocking=True):  # the CPU does not wait for this
         tokens, logprobs = sample_tokens(logits, uniforms[columns], rules)
         progress(len(tokens))
         # As one tensor, so that the host waits for an accelerator once. Ids are below 2**24.
@@ -217,12 +216,12 @@ def end_replies(frame, rows):
 
 
 def end_turn(frame, groups, row, outcome, rules):
-    """Note what `groups.step` returned, and append the next prompt. Returns False if the episode is
-    over, so that there is none."""
+    """Note what `groups.step` returned and append the next prompt. False if the episode is over."""
     t = row.trajectory
     t.end_turn(row.text, row.reply, row.stop, outcome, (*row.times, time.time()))
     if not t.stop:
-        fits = groups.attempt(t.env_index, frame.next, t, rules)  # an image may be refused
+        # What this raises, such as for an image that is refused, ends only this episode.
+        fits = groups.attempt(t.env_index, frame.append_next_prompt, t, rules)
         if isinstance(fits, Exception):
             t.fail(fits)
         elif not fits:

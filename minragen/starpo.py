@@ -26,40 +26,39 @@ AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum",
                 "seq-mean-token-sum-norm")
 LOG_RATIO_LIMIT = 20.0  # |log ratio| is clamped to it before exp, so a freak token cannot be inf
 ZERO = 1e-10  # a reward std that is no larger counts as 0
-# Sums of the same rewards in another order differ by up to this share of the largest.
+# Relative size of rounding errors: sums of the same numbers in another order differ by less.
 ROUNDING = 1e-6  # numbers that differ by less count as equal, advantages of less as 0
 VALUE_CLIP = 0.5  # how far one update may move a value
 
 
 # ---- Which groups --------------------------------------------------------------------------------
-def filter_groups(spreads, value=0.9, name="top_p"):
+def filter_groups(stds, value=0.9, name="top_p"):
     """SNR filter of RAGEN V2: which groups carry enough signal to learn from.
 
     Spreads of up to 1e-10 count as 0. They are rounded to a millionth of the largest, so that equal
-    spreads tie; of tied groups the earlier wins.
+    stds tie; of tied groups the earlier wins.
 
-    spreads: (P,) float >= 0, the reward's standard deviation within each group (`group_std`)
+    stds: (P,) float >= 0, the reward's standard deviation within each group (`group_std`)
     name, value: a row of FILTERS and its argument      returns: (P,) bool
-    raises: ValueError for an unknown name, a value outside its range, or a spread that is negative
-        or not finite
+    raises: ValueError for an unknown name, a value outside its range, a std below 0 or not finite
 
     >>> filter_groups(torch.tensor([9.0, 1.0, 5.0]), 0.9).tolist()
     [True, False, True]
     """
     _check_name("filter", name, FILTERS)
-    if not bool((spreads.isfinite() & (spreads >= 0)).all()):
-        raise ValueError(f"filter {name}: got {spreads.tolist()}, expected finite stds >= 0.")
-    spreads = spreads.masked_fill(spreads <= ZERO, 0.0)
-    unit = ROUNDING * spreads.max().clamp(min=ZERO)
-    ranked, order = ((spreads / unit).round() * unit).sort(descending=True, stable=True)
+    if not bool((stds.isfinite() & (stds >= 0)).all()):
+        raise ValueError(f"filter {name}: got {stds.tolist()}, expected finite stds >= 0.")
+    stds = stds.masked_fill(stds <= ZERO, 0.0)
+    unit = ROUNDING * stds.max().clamp(min=ZERO)
+    ranked, order = ((stds / unit).round() * unit).sort(descending=True, stable=True)
     kept = FILTERS[name](ranked, value)
     return torch.zeros_like(kept).scatter(0, order, kept)
 
 
 def top_p(ranked, value, eps=0.01):
-    """The fewest groups that hold this share, less eps, of all spreads; at 1 all groups above 0.
+    """The fewest groups whose stds sum to value - eps of the total; at value 1 all stds above 0.
 
-    ranked: (P,) spreads, the largest first      returns: (P,) bool
+    ranked: (P,) stds, the largest first      returns: (P,) bool
     """
     check_share("top_p", value, eps)
     held_before = ranked.cumsum(0) - ranked
@@ -74,8 +73,7 @@ def top_k(ranked, value):
     return torch.arange(len(ranked), device=ranked.device) < max(k, 1)
 
 
-# name -> function of the spreads, the largest first, and --filter-value, as `top_p`. A new filter
-# is a function and a row here.
+# name -> function(stds in falling order, --filter-value) -> (P,) bool, as `top_p`
 FILTERS = {"none": lambda ranked, value: torch.ones_like(ranked, dtype=torch.bool),
            "top_p": top_p, "top_k": top_k}
 
@@ -101,11 +99,11 @@ def group_std(x, groups):
 
 
 def group_moments(x, groups):
-    """Mean, sample std and size (P,) of each group, and the distance (E,) of each x from its mean.
+    """Mean, sample std and size (P,) of each group, and the deviation (E,) of each x from its mean.
 
     The smallest x of a group is subtracted first, so that equal x have a std of exactly 0: the
     float32 mean of sixteen 0.9s is not 0.9. If a std is at most ROUNDING times the largest |x|, it
-    and the group's distances are 0.
+    and the group's deviations are 0.
     """
     P = int(groups.max()) + 1
 
@@ -116,11 +114,11 @@ def group_moments(x, groups):
     base = torch.full_like(size, torch.inf).scatter_reduce(0, groups, x, "amin")
     above = x - base[groups]
     mean = total(above) / size.clamp(min=1)
-    distance = above - mean[groups]
-    std = (total(distance**2) / (size - 1).clamp(min=1)).sqrt()
+    deviation = above - mean[groups]
+    std = (total(deviation**2) / (size - 1).clamp(min=1)).sqrt()
     equal = std <= ROUNDING * torch.zeros_like(size).scatter_reduce(0, groups, x.abs(), "amax")
-    std, distance = std.masked_fill(equal, 0.0), distance.masked_fill(equal[groups], 0.0)
-    return torch.where(size > 0, base + mean, 0.0), std, size, distance
+    std, deviation = std.masked_fill(equal, 0.0), deviation.masked_fill(equal[groups], 0.0)
+    return torch.where(size > 0, base + mean, 0.0), std, size, deviation
 
 
 # ---- Which rewards -------------------------------------------------------------------------------
@@ -129,7 +127,7 @@ def last_token_rewards(scores, response_mask):
 
     scores: (B,)      returns: (B, T)
     """
-    last = turn_ends(response_mask.long() - 1, response_mask)  # turn id 0 where sampled
+    last = turn_ends(response_mask.long() - 1, response_mask)  # one turn: 0 where sampled, else -1
     return torch.where(last, scores[:, None], 0.0)
 
 
@@ -186,7 +184,7 @@ def kl_estimate(logprobs, ref_logprobs, estimator="k3"):
         return -d
     if estimator == "k2":
         return 0.5 * d**2
-    # One token of a larger d would outweigh all others. For negative d the estimate is about -d.
+    # A large d would outweigh all other tokens. A very negative d needs no clamp: k3 is about -d.
     d = d.clamp(max=LOG_RATIO_LIMIT)
     return torch.expm1(d) - d
 
@@ -224,8 +222,8 @@ def group_advantages(returns, groups, by_std=True, eps=1e-6):
     >>> group_advantages(torch.tensor([1.0, 0, 0, 3]), torch.tensor([0, 0, 1, 1]))
     tensor([ 0.7071, -0.7071, -0.7071,  0.7071])
     """
-    _, std, _, distance = group_moments(returns, groups)
-    return distance / (std[groups] + eps) if by_std else distance
+    _, std, _, deviation = group_moments(returns, groups)
+    return deviation / (std[groups] + eps) if by_std else deviation
 
 
 def rloo_advantages(returns, groups):
@@ -234,8 +232,8 @@ def rloo_advantages(returns, groups):
         A_i = R_i - mean of the G - 1 others = G / (G - 1) * (R_i - mean_g)
     Arguments and result as in `group_advantages`.
     """
-    _, _, size, distance = group_moments(returns, groups)
-    return distance * (size / (size - 1).clamp(min=1))[groups]
+    _, _, size, deviation = group_moments(returns, groups)
+    return deviation * (size / (size - 1).clamp(min=1))[groups]
 
 
 def returns_to_go(rewards, mask, gamma=1.0):
@@ -253,15 +251,16 @@ def masked_gae(rewards, values, response_mask, gamma=1.0, lam=1.0):
     """Token-level GAE in which only sampled tokens are time steps.
 
     Observation tokens sit between two actions but are not actions, so they must not consume a
-    gamma*lam step. With gamma = lam = 1, RAGEN's default, steps cost nothing and a missing mask
-    goes unnoticed. tests/test_starpo.py shows both.
+    gamma*lam step. With gamma = lam = 1, RAGEN's default, steps cost nothing, so a missing mask
+    would not show. tests/test_starpo.py shows both.
 
         delta_k = r_k + gamma * V_{k+1} - V_k          k indexes sampled tokens only,
                                                        V after the last is 0
         A_k     = delta_k + gamma * lam * A_{k+1}      (Schulman et al. 2016, eq. 16)
         returns = A + V
 
-    rewards, values: (B, T) float      response_mask: (B, T) bool      gamma: float or (B, T)
+    rewards, values: (B, T) float      response_mask: (B, T) bool
+    gamma: float; in `bi_level_gae` (more/estimators.py) one for each token, (B, T)
     returns: advantages, returns, both (B, T), exactly 0 where response_mask is False
     raises: ValueError if the three shapes differ
     """
@@ -336,7 +335,7 @@ def policy_loss(logprobs, old_logprobs, advantages, clip_low, clip_high, dual_cl
 
     sequence_mask: (B, T) bool; if given, all tokens of a row share one ratio, the geometric mean
         over its masked tokens (GSPO, Zheng et al. 2025, eq. 7): exp(mean_t (log ratio_t))
-    all inputs: (B, T) or (N,)
+    the first three: (B, T), or (N,) without sequence_mask
     returns: loss, and clipped (bool: the clipped branch was the larger one)
     raises: ValueError if dual_clip is neither 0 nor above 1
     """

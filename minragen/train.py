@@ -26,7 +26,7 @@ from minragen import starpo
 from minragen.chat import ChatFrame
 from minragen.models import AdamW, Critic, Policy
 from minragen.rollout import Rules, collect
-from minragen.support.metrics import describe, held_out_metrics, waiting
+from minragen.support.metrics import episode_metrics, held_out_metrics, waiting_metrics
 from minragen.trajectory import make_batch
 
 # Seeds of training instances begin at TRAIN_SEED + (seed of the run) * config.TRAIN_SEED_STRIDE,
@@ -66,8 +66,8 @@ class Callbacks:
         return contextlib.nullcontext(lambda count: None)
 
     def diagnose(self, learner, step, played, rows, batch):
-        """More metrics, measured before the update. rows: of make_batch(played), kept by
-        the filter; batch: these rows with their targets, or None without any."""
+        """More metrics, measured before the update. rows: indices into make_batch(played) that the
+        filter kept; batch: those rows with their targets, None if there are none."""
         return {}
 
     def write(self, metrics):
@@ -101,21 +101,21 @@ class Learner:
     optimizer: AdamW
     critic: Critic | None = None
     critic_optimizer: AdamW | None = None
-    reference: Policy | None = None  # before RL, or the teacher
+    reference: Policy | None = None  # the policy before RL, or a teacher: the KL is measured to it
     step: int = 0  # finished steps
-    unvalidated: bool = True  # whether a validation is due
+    validation_due: bool = True  # stays True if the run is stopped before it
     best_success: float = -1.0  # best held-out success after step 0
     ended: str = ""  # why training ends before the last step
-    rounds: int = 0  # rollouts of fresh instances; more than steps if resampled
+    rounds: int = 0  # how often P new groups were played: once a step, more often if resampled
     ema: dict = field(default_factory=dict)  # moving averages of the diagnostics
     empty_steps: int = 0  # consecutive steps whose filter kept nothing
     skipped: int = 0  # consecutive updates whose gradient was not finite
     world: World = World()
     collect: Callable = collect  # plays episodes: rollout.py's, or fast/scheduler.py's
-    playing: Callable = contextlib.nullcontext  # context of a rollout; more/stale.py: older weights
+    rollout_context: Callable = contextlib.nullcontext  # in more/stale.py: with older weights
 
-    def improved(self, metrics):
-        """Whether these metrics have a new `best_success`. Notes it."""
+    def note_success(self, metrics):
+        """Note the success in these metrics. Returns whether it is the best so far."""
         before, now = self.best_success, metrics.get("val/success", math.nan)
         self.best_success = max(before, now)  # `before` if now is nan
         return now > before
@@ -130,12 +130,12 @@ def train(learner, groups, config, callbacks):
     """Train for `config.steps` steps, or until there is a reason to end before. Returns the metrics
     of the test, None if the user stopped the run. groups: {split: EnvGroups}"""
     began = time.time()
-    if learner.unvalidated:  # before step 1, or a stop skipped it
+    if learner.validation_due:  # before step 1; or on resuming a run that was stopped before it
         metrics = {"step": learner.step, **validate(learner, groups["val"], config, callbacks)}
-        learner.unvalidated = False
+        learner.validation_due = False
         callbacks.write(metrics)
         if learner.step:
-            callbacks.save(learner, learner.improved(metrics))
+            callbacks.save(learner, learner.note_success(metrics))
             if callbacks.stop_requested():
                 return None
     while learner.step < config.steps and not learner.ended:
@@ -144,13 +144,13 @@ def train(learner, groups, config, callbacks):
         try:
             learner.ended = nothing_to_learn(learner, config) or callbacks.early_stop(metrics)
             last = learner.step == config.steps or bool(learner.ended)
-            learner.unvalidated = last or learner.step % config.val_every == 0
-            if learner.unvalidated and not callbacks.stop_requested():
+            learner.validation_due = last or learner.step % config.val_every == 0
+            if learner.validation_due and not callbacks.stop_requested():
                 metrics |= validate(learner, groups["val"], config, callbacks)
-                learner.unvalidated = False
+                learner.validation_due = False
         finally:  # also after an error
             callbacks.write(metrics)
-        best, stopping = learner.improved(metrics), callbacks.stop_requested()
+        best, stopping = learner.note_success(metrics), callbacks.stop_requested()
         if learner.step % config.save_every == 0 or last or best or stopping:
             callbacks.save(learner, best)
         if stopping:
@@ -181,8 +181,8 @@ def train_step(learner, groups, config, callbacks=QUIET):
     step, began = learner.step + 1, time.time()
     trajectories = roll_out(learner, groups, config, callbacks)  # play P*G episodes
     rollout_seconds = time.time() - began
-    played = [t for t in trajectories if not t.error]  # by environments that did not fail
-    metrics = {"step": step, **describe(trajectories), **waiting(trajectories)}
+    played = [t for t in trajectories if not t.error]  # episodes whose environment did not fail
+    metrics = {"step": step, **episode_metrics(trajectories), **waiting_metrics(trajectories)}
     batch = None  # what is trained on
     if played:
         everything = make_batch(played).to(learner.policy.device)  # ragged lists -> (B, T)
@@ -210,8 +210,9 @@ def update(learner, batch, config, step, callbacks=QUIET):
     steps, skipped = [], 0  # metrics of each optimizer step
     with callbacks.progress(f"step {step}: rows trained on") as progress:
         for mini in mini_batches(batch, config, step):  # in epochs x mini-batches
+            own = backward(learner, mini, config, progress)
             sums = Counter()
-            for part in learner.world.gather(backward(learner, mini, config, progress)):
+            for part in learner.world.gather(own):
                 sums.update(part)  # adds; a process may lack some names
             for name, optimizer in learner.optimizers():
                 learner.world.sum_gradients(optimizer.masters)
@@ -227,13 +228,13 @@ def update(learner, batch, config, step, callbacks=QUIET):
 
 # ---- Which episodes ------------------------------------------------------------------------------
 def roll_out(learner, groups, config, callbacks=QUIET):
-    """Play P*G episodes of instances that no other step and no run with another seed plays. At most
-    `resample` times play P*G more, until `num_groups` groups have a positive reward std (DAPO, Yu
-    et al. 2025, section 3.2)."""
+    """Play P*G episodes of fresh instances: no other step and no run with another seed plays them.
+    While fewer than `num_groups` groups have a positive reward std, play P*G more, at most
+    `resample` times (DAPO, Yu et al. 2025, section 3.2)."""
     trajectories = []
     learner.policy.begin_rollout()
     title = f"step {learner.step + 1}: tokens sampled"
-    with learner.playing(), callbacks.progress(title) as progress:
+    with learner.rollout_context(), callbacks.progress(title) as progress:
         for attempt in range(1 + config.resample):
             first_seed = (TRAIN_SEED + config.seed * settings.TRAIN_SEED_STRIDE
                           + (learner.rounds + attempt) * config.num_groups)
@@ -283,8 +284,8 @@ def choose_groups(learner, batch, config):
 def compute_targets(learner, batch, config):
     """The batch with logprobs, values, rewards and advantages; and metrics.
 
-    In float32, old_logprobs are the sample_logprobs: the learner would get the same up to rounding
-    (`logprob_gap`). They are computed anew in bfloat16 and with `--stale` (other weights).
+    In float32, old_logprobs are the sample_logprobs: recomputing them would give the same up to
+    rounding (`logprob_gap`). They are recomputed in bfloat16 and with `--stale` (other weights).
     """
     def logprobs_of(policy):
         return in_micro_batches(learner, batch, config, lambda part: policy.logprobs(
@@ -300,7 +301,7 @@ def compute_targets(learner, batch, config):
         batch = replace(batch, values=in_micro_batches(
             learner, batch, config, lambda part: learner.critic(part.tokens, part.response_mask)))
     batch = compute_advantages(batch, config)
-    if config.tis_cap:  # a loss is proportional to its advantage
+    if config.tis_cap:  # scales the loss: each token's loss is proportional to its advantage
         batch = replace(batch, advantages=batch.advantages * starpo.truncated_weights(
             batch.old_logprobs, batch.sample_logprobs, config.tis_cap, batch.response_mask))
     if learner.critic:
@@ -316,8 +317,8 @@ def token_rewards(batch, config):
     1. The overlong penalty is added to the environment's rewards.
     2. scores: the sum over the episode.
     3. token_rewards: with credit "episode" the score on the row's last token; with credit "turn"
-       each turn's reward on its last token. If rows are single turns, each turn gets its return
-       from there on: later rewards are in other rows.
+       each turn's reward on its last token. If each row is one turn, a turn gets its return-to-go
+       over turns instead, because the later rewards stand in other rows.
     4. The KL is subtracted: from token_rewards token by token, from scores its sum.
     """
     rewards, scores, metrics = batch.rewards, batch.episode_returns, {}
@@ -329,7 +330,7 @@ def token_rewards(batch, config):
     if config.credit == "episode":
         rewards = starpo.last_token_rewards(scores, batch.response_mask)
     elif config.context != "full":
-        of_turns = batch.by_turn(rewards)  # (E, K)
+        of_turns = batch.turn_totals(rewards)  # (E, K)
         returns = starpo.returns_to_go(of_turns, torch.ones_like(of_turns).bool(),
                                        config.gamma_turn)
         last = starpo.turn_ends(batch.turn_ids, batch.response_mask)
@@ -372,7 +373,7 @@ def parts_of(batch, learner, config):
 
 # ---- The update ----------------------------------------------------------------------------------
 def set_learning_rates(learner, config, step):
-    """Over all steps each rate falls linearly to `lr_final` times itself."""
+    """Each rate falls linearly, over all steps, to `lr_final` times its first value."""
     decay = 1 - (1 - config.lr_final) * (step - 1) / max(1, config.steps - 1)
     learner.optimizer.set_lr(config.lr * decay)
     if learner.critic:
@@ -381,7 +382,7 @@ def set_learning_rates(learner, config, step):
 
 def mini_batches(batch, config, step):
     """The mini-batches of all epochs: random rows, with each token's weights in the losses. Sizes
-    differ by at most one row: in a smaller mini-batch each row would weigh more."""
+    differ by at most one row, because the rows of a smaller mini-batch weigh more."""
     count = math.ceil(len(batch) / config.mini_batch)
     for epoch in range(config.epochs):
         shuffle = torch.Generator().manual_seed(hash_seed(config.seed, step, epoch))
@@ -401,8 +402,7 @@ def add_loss_weights(mini, config):
 
 
 def backward(learner, mini, config, progress=lambda rows: None):
-    """Backpropagate this process's micro-batches of a mini-batch. Returns {metric: this process's
-    part of the mean}."""
+    """Backpropagate this process's micro-batches. Returns its part of each mean: {metric: part}."""
     sums = Counter()
     for rows in parts_of(mini, learner, config):
         part = mini.take(rows)
@@ -419,33 +419,33 @@ def backward(learner, mini, config, progress=lambda rows: None):
 
 
 def policy_losses(policy, part, config):
-    """{term: loss} and {metric: value}, each this part's share of the mini-batch's mean."""
-    loss_mean = partial(starpo.aggregate, weights=part.loss_weights)
-    mean = partial(starpo.aggregate, weights=part.mean_weights)
-    logprobs, entropy = policy.logprobs(part.tokens, part.response_mask | part.predicted_mask,
-                                        config.temperature)
+    """{term: loss} and {metric: value}: this micro-batch's parts of sums over the mini-batch."""
+    loss_share = partial(starpo.aggregate, weights=part.loss_weights)
+    metric_share = partial(starpo.aggregate, weights=part.mean_weights)
+    mask = part.response_mask | part.predicted_mask  # the latter is all False without ECHO
+    logprobs, entropy = policy.logprobs(part.tokens, mask, config.temperature)
     inputs = logprobs, part.old_logprobs, part.advantages, config.clip_low, config.clip_high
     if config.ratio == "detached":
         loss, clipped = starpo.cispo_loss(*inputs)
     else:
         loss, clipped = starpo.policy_loss(
             *inputs, config.dual_clip, part.response_mask if config.ratio == "sequence" else None)
-    losses = {"task": loss_mean(loss)}
+    losses = {"task": loss_share(loss)}
     if config.entropy_coef:
-        losses["entropy"] = -config.entropy_coef * loss_mean(entropy)
-    shares = {"policy_loss": losses["task"], "entropy": mean(entropy)}
+        losses["entropy"] = -config.entropy_coef * loss_share(entropy)
+    shares = {"policy_loss": losses["task"], "entropy": metric_share(entropy)}
     if config.kl_coef:
         kl = starpo.kl_estimate(logprobs, part.ref_logprobs, config.kl_estimator)
-        losses["kl"] = config.kl_coef * loss_mean(kl)
-        shares["kl_ref"] = mean(kl)
+        losses["kl"] = config.kl_coef * loss_share(kl)
+        shares["kl_ref"] = metric_share(kl)
     if config.echo_coef:
         shares["echo_loss"] = starpo.aggregate(-logprobs, part.predicted_weights)
         losses["echo"] = config.echo_coef * shares["echo_loss"]
     with torch.no_grad():
         clipped &= part.advantages.abs() > starpo.ROUNDING  # advantage 0: nothing to clip
-        shares |= {"clip_fraction": mean(clipped.float()),
-                   "approx_kl": mean(starpo.kl_estimate(part.old_logprobs, logprobs)),
-                   "logprob_gap": mean((logprobs - part.sample_logprobs).abs())}
+        shares |= {"clip_fraction": metric_share(clipped.float()),
+                   "approx_kl": metric_share(starpo.kl_estimate(part.old_logprobs, logprobs)),
+                   "logprob_gap": metric_share((logprobs - part.sample_logprobs).abs())}
     return losses, shares
 
 

@@ -68,7 +68,7 @@ class Sequence:
     sample_logprobs: list = field(default_factory=list)
     predicted: list = field(default_factory=list)  # positions that ECHO predicts (more/echo.py)
     last_of_turn: dict = field(default_factory=dict)  # turn -> position of its last sampled token
-    advantages: list = field(default_factory=list)  # by run/log.py, of trained groups
+    advantages: list = field(default_factory=list)  # for the report: run/log.py, if trained
 
     def add(self, ids, logprobs, sampled, turn):
         self.tokens += ids
@@ -87,7 +87,7 @@ class Trajectory:
     seed: int
     group_id: int
     member: int
-    env_index: int = 0  # of its environment in the EnvGroups
+    env_index: int = 0  # the row of its environment in the EnvGroups
     system: str = ""
     observation: Observation = Observation("")  # what the next reply answers
     # One Sequence; in the contexts of more/windows.py one for each turn, with all that it saw.
@@ -139,13 +139,14 @@ class Trajectory:
 
     def end_turn(self, text, reply, stop, outcome, times=()):
         """Note what a reply did. outcome: of EnvGroups.step"""
-        if isinstance(outcome, Exception):
-            self.fail(outcome)
-            outcome = self.error, 0.0, False, False, {}
-        observation, reward, terminated, truncated, info = outcome
         self.turns.append(Turn(self.observation, text, reply, stop, times))
+        if isinstance(outcome, Exception):
+            self.turn_rewards.append(0.0)
+            self.fail(outcome)
+            return
+        self.observation, reward, terminated, truncated, info = outcome
         self.turn_rewards.append(float(reward))
-        self.observation, self.success = observation, self.success or info.get("success", 0) > 0
+        self.success = self.success or info.get("success", 0) > 0
         for name, value in info.items():
             self.metrics[name] = self.metrics.get(name, 0.0) + value
         if terminated or truncated:
@@ -178,7 +179,7 @@ class Batch:
     group_ids: Tensor  # (B,) int64
     episode_ids: Tensor  # (B,) int64
     episode_returns: Tensor  # (B,) float32, the sum of the environment's rewards in the episode
-    state_ids: Tensor  # (B, T) int64, at a turn's last token the state it met; else -1
+    state_ids: Tensor  # (B, T) int64, at a turn's last token the state that it answered; else -1
     predicted_mask: Tensor  # (B, T) bool, the tokens of observations that ECHO predicts
     # -- added by train.compute_targets; (B, T) unless said otherwise
     old_logprobs: Tensor | None = None
@@ -235,7 +236,7 @@ class Batch:
         """Each episode's x on all its sampled tokens, 0 elsewhere. (E,) -> (B, T)"""
         return x[self.episode_index][:, None] * self.response_mask
 
-    def by_turn(self, x):
+    def turn_totals(self, x):
         """The sums of x over the sampled tokens of each turn; 0 for turns that an episode lacks.
         (B, T) -> (E, K)"""
         at, index = self.response_mask, self.episode_index
@@ -249,8 +250,7 @@ class Batch:
 
 
 def make_batch(trajectories):
-    """Pad to the longest. Groups are numbered again without gaps: a group whose episodes all failed
-    is left out."""
+    """Pad to the longest. Groups are renumbered: a group whose episodes all failed is left out."""
     rows = [(sequence, t, e) for e, t in enumerate(trajectories) for sequence in t.sequences]
 
     def column(name, fill):

@@ -75,7 +75,7 @@ def play_episode(learner, frame, groups, i, observation, config):
     env, (group, member) = groups.envs[i], groups.places[i]
     source = (config.seed, f"{groups.split} {groups.names[group]}", groups.seeds[group], member)
     episode = SimpleNamespace(group_id=group, sequences=[], turn_rewards=[], error="", turns=[])
-    prompt, turns, over = frame.open(frame.system_message(env), observation), [], False
+    prompt, turns, over = frame.first_prompt_ids(frame.system_message(env), observation), [], False
     while not over:
         # Positions repeat in the windowed contexts, so each turn counts from a number of its own.
         offset = 0 if config.context == "full" else len(turns) * config.max_context
@@ -156,18 +156,18 @@ def mix(x):
 def next_prompt(frame, env, config, conversation, turns, observation):
     """All ids before the next reply, or None if the context has no room for one."""
     if config.context == "full":
-        ids = conversation + frame.between(conversation[-1], observation)
+        ids = conversation + frame.next_prompt_ids(conversation[-1], observation)
         return ids if len(ids) < config.max_context else None
     for window in range(config.window, 0, -1):  # fewer turns if a whole reply would not fit
         shown = turns[max(0, len(turns) - window + 1):]
         seen = [s for s, _, _ in shown] + [observation]
         if config.context == "single_turn":
             past = [f"{s}\nYou answered: {answer or 'nothing valid'}" for s, answer, _ in shown]
-            ids = frame.open(frame.system_message(env), "\n".join([*past, observation]))
+            ids = frame.first_prompt_ids(frame.system_message(env), "\n".join([*past, observation]))
         else:
-            ids = frame.open(frame.system_message(env), seen[0])
+            ids = frame.first_prompt_ids(frame.system_message(env), seen[0])
             for (_, _, said), following in zip(shown, seen[1:]):
-                ids = ids + said + frame.between(said[-1], following)
+                ids = ids + said + frame.next_prompt_ids(said[-1], following)
         if len(ids) + (config.max_new_tokens if window > 1 else 1) <= config.max_context:
             return ids
     return None

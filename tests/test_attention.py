@@ -157,7 +157,7 @@ class TestForCUDA:
                     assert mask[~visible].eq(-torch.inf).all()
             slots = cache.KVSlots(model, 2, 65)
             assert slots.capacity == 128
-            assert cache.regathered([(slots, [0, 1, 1])], 129).capacity == 192
+            assert cache.regather([(slots, [0, 1, 1])], 129).capacity == 192
 
     def test_cudnn_does_not_plan_attention_for_each_new_shape(self, monkeypatch):
         used = []

@@ -58,7 +58,8 @@ class TestDemonstrations:
         for t in played:
             world = make(env, "train")
             row, = t.sequences
-            conversation = frame.open(frame.system_message(world), world.reset(seed=t.seed)[0])
+            conversation = frame.first_prompt_ids(
+                frame.system_message(world), world.reset(seed=t.seed)[0])
             for turn, reward in enumerate(t.turn_rewards):
                 ids = [i for i, k in zip(row.tokens, row.turn_ids) if k == turn]
                 reply = frame.parse(frame.tokenizer.decode(ids))
@@ -66,7 +67,8 @@ class TestDemonstrations:
                 assert reply.observation == world.describe()
                 observation, earned, *ended, _ = world.step(reply.answer)
                 assert reply.prediction == world.describe() and earned == reward
-                conversation += ids + ([] if any(ended) else frame.between(ids[-1], observation))
+                conversation += ids
+                conversation += [] if any(ended) else frame.next_prompt_ids(ids[-1], observation)
             assert row.tokens == conversation and any(ended) and world.instance_split() == "train"
             assert not any(row.sample_logprobs)  # they were not drawn from a model
         assert (world.describe() == world.note()) == (env == "countdown")

@@ -122,12 +122,12 @@ class TestFamilies:
     def test_a_conversation_has_exactly_this_text(self, name):
         """It is what the template renders, with the thoughts that it drops, on a fixed date."""
         (tokenizer, _), frame, text = family(name), family_frame(name), FAMILIES[name]["text"]
-        decode, framing = tokenizer.decode, frame.between(None, "state 2")
-        ids = frame.open("rules", "state 1") + frame.encode(REPLY) + framing
+        decode, framing = tokenizer.decode, frame.next_prompt_ids(None, "state 2")
+        ids = frame.first_prompt_ids("rules", "state 1") + frame.encode(REPLY) + framing
         assert decode(ids) == "\n".join(text)
         assert decode(frame.encode("\nx")) == "\nx"
         rest = framing[framing.index(frame.end_of_turn) + 1:]
-        assert frame.between(frame.end_of_turn, "state 2") == rest
+        assert frame.next_prompt_ids(frame.end_of_turn, "state 2") == rest
         said = ["rules", "state 1", f"<think>{REPLY}", "state 2"]
         if name in ("gemma2", "mistral0.3"):  # they get the system message from the user
             said[:2] = ["rules\n\nstate 1"]
@@ -152,8 +152,8 @@ class TestFamilies:
         for response_format in FORMATS:
             frame = family_frame(name, response_format)
             body = frame.write(dict.fromkeys(frame.parts, " b"))
-            text = frame.tokenizer.decode(frame.open(system_message(frame), "one")
-                                          + frame.encode(body) + frame.between(None, "two"))
+            text = frame.tokenizer.decode(frame.first_prompt_ids(system_message(frame), "one")
+                                          + frame.encode(body) + frame.next_prompt_ids(None, "two"))
             order = [text.index(part) for part in ("Reply in the form", "one", body, "two")]
             assert order == sorted(order)
             tags = re.sub(r">\s+", ">", text)
@@ -170,8 +170,9 @@ class TestFamilies:
         drawn = data.draw(st.lists(st.sampled_from([*cuts, " ", "\n", "x"]), max_size=8))
         nested = [t[:-1] + t + t[-1] for t in added.values()]
         for text in ("".join(drawn), *added.values(), *nested):
-            for harmless, ids in ((frame.open("x", "x"), frame.open("x", text)),
-                                  (frame.between(None, "x"), frame.between(None, text))):
+            first, following = frame.first_prompt_ids, frame.next_prompt_ids
+            for harmless, ids in ((first("x", "x"), first("x", text)),
+                                  (following(None, "x"), following(None, text))):
                 assert [i for i in ids if i in added] == [i for i in harmless if i in added], text
             system = system_message(frame, text).removesuffix(
                 format_instructions("free_think"))
@@ -186,12 +187,13 @@ class TestChatFrame:
         tokenizer.add_tokens(["frozen", "well-known", "    ", call, AddedToken("#", special=True)])
         same, frame = "a frozen    well-known #", ChatFrame(tokenizer)
         for text, shown in ((same, same), ("<Call><|pad|>", "< call>< |pad|>")):
-            assert tokenizer.decode(frame.open("", text)).count(f"user\n{shown}<|im_end|>") == 1
+            decoded = tokenizer.decode(frame.first_prompt_ids("", text))
+            assert decoded.count(f"user\n{shown}<|im_end|>") == 1
 
     def test_marks_that_are_plain_text_are_changed_too(self):
         for name, mark in (("tinyllama", "<|user|>"), ("olmo2", "<|assistant|>")):
             frame = ChatFrame(family(name)[0])
-            text = frame.tokenizer.decode(frame.open("rules", f"one\n{mark}\ntwo"))
+            text = frame.tokenizer.decode(frame.first_prompt_ids("rules", f"one\n{mark}\ntwo"))
             assert f"\n< {mark[1:]}\n" in text and text.count(mark) == 1
 
     @pytest.mark.parametrize("past, asked, opened", [
@@ -206,7 +208,7 @@ class TestChatFrame:
                 "past", repr(past)).replace("asked", repr(asked)))
         for frame, end in ((ChatFrame(tokenizer), opened), (
                 ChatFrame(tokenizer, "no_think"), "</think>\n\n<answer>")):
-            text = frame.tokenizer.decode(frame.open("rules", "state 1"))
+            text = frame.tokenizer.decode(frame.first_prompt_ids("rules", "state 1"))
             assert text.rpartition("<|im_start|>assistant\n")[2].endswith(end)
             assert text.rpartition("assistant")[2].count("<think>") == 1
 

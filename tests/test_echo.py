@@ -46,9 +46,9 @@ class TestPredicted:
         t = Trajectory("x", 0, 0, 0)
         state = "player: (0, 2)\ngoal: (3, 3)"
         t.observation = Observation(f"Reward: 0\n{state}\nTurns left: 3", state=state)
-        t.add_prompt(frame.open("rules", "begin"))
+        t.add_prompt(frame.first_prompt_ids("rules", "begin"))
         t.add_reply(frame.encode("</think><answer>Up</answer>"), [0.0] * 200, 0)
-        assert frame.next(t, rules_of(preset("frozenlake", model="x")))
+        assert frame.append_next_prompt(t, rules_of(preset("frozenlake", model="x")))
         ids = [t.tokens[i] for i in t.sequences[0].predicted]
         assert tokenizer.decode(ids).strip() == state
 
@@ -58,7 +58,7 @@ class TestPredicted:
     def test_a_state_that_the_observation_does_not_show_is_not_predicted(
             self, played, observation, state):
         frame = played[1]
-        assert list(frame.places(frame.between(5, observation), observation, state)) == []
+        assert list(frame.places(frame.next_prompt_ids(5, observation), observation, state)) == []
 
 
 class TestEcho:

@@ -117,7 +117,8 @@ def play_episode(name, rng):
         assert math.isfinite(reward) and all(map(math.isfinite, info.values())), (reward, info)
         assert reply.valid or (reward, info["valid"], info["success"]) == (FORMAT_PENALTY, 0, 0)
         assert all(f1 is None or 0 <= f1 <= 1 for f1 in f1s), f1s
-        marks = [frame.between(None, shown).count(frame.end_of_turn) for shown in ("", observation)]
+        marks = [frame.next_prompt_ids(None, shown).count(frame.end_of_turn)
+                 for shown in ("", observation)]
         assert marks[0] == marks[1], "the observation holds a control token"
         total, over = total + reward, terminated or truncated
         assert total <= best + 1e-9, f"{total} beats {best}"

@@ -58,8 +58,8 @@ class TestTokens:
         cap, more = (7, []) if stop == "max_new_tokens" else (12, [40, 40])
         t, frame, _ = scripted([*ids, *more], turns=2, cap=cap)
         first, second = t.turns
-        expected = [(frame.open(t.system, first.observation), -1), (ids, 0),
-                    (frame.between(ids[-1], second.observation), -1), ([0] * cap, 1)]
+        expected = [(frame.first_prompt_ids(t.system, first.observation), -1), (ids, 0),
+                    (frame.next_prompt_ids(ids[-1], second.observation), -1), ([0] * cap, 1)]
         (row,) = t.sequences
         assert row.tokens == [i for ids, _ in expected for i in ids]
         assert row.turn_ids == [turn for ids, turn in expected for _ in ids]
@@ -220,7 +220,7 @@ class TestCaching:
         slots = cache.KVSlots(model, 2, 12)
         cache.last_hidden(model, slots, tokens[:1, :9], torch.tensor([9]))
         cache.last_hidden(model, slots, tokens[1:, :4], torch.tensor([4]), 1)
-        slots = cache.regathered([(slots, [1]), (slots, [0])], 16)
+        slots = cache.regather([(slots, [1]), (slots, [0])], 16)
         states = cache.last_hidden(model, slots, tokens[:, 9:], torch.tensor([1, 1]))
         assert states.isfinite().all()
 

@@ -120,7 +120,8 @@ class TestTrajectories:
         """Lengths, stops, failures and contexts that fill up are drawn, too."""
         policy, frame = policy_and_frame(context, response_format)
         groups = PatientGroups(f"test_rows:{env}", 4, 3)
-        first = len(frame.open(frame.system_message(groups.envs[0]), groups.reset(seed)[0]))
+        first = len(frame.first_prompt_ids(
+            frame.system_message(groups.envs[0]), groups.reset(seed)[0]))
         rules = Rules(max_new_tokens=max_new_tokens, max_context=first + 4 + room)
         draw = random.Random(seed)
         delayed = Delayed(f"test_rows:{env}", 4, 3, delays=iter(

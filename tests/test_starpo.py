@@ -53,7 +53,7 @@ class TestFilter:
         kept = starpo.filter_groups(torch.ones(200), 0.29, "top_k")
         assert kept.tolist() == [True] * 58 + [False] * 142
 
-    def test_equal_spreads_tie_whatever_their_last_bit(self):
+    def test_equal_stds_tie_whatever_their_last_bit(self):
         """Stds of (-.1, 0, 0, 0) and (.9, 1, 1, 1); the first group comes first either way."""
         x, ids = torch.tensor([-0.1, 0, 0, 0, 0.9, 1, 1, 1]), torch.tensor([0] * 4 + [1] * 4)
         for returns in (x, x.flip(0)):

@@ -34,7 +34,7 @@ from minragen.run.groups import RUN_METRICS, PatientGroups
 from minragen.run.load import load_policy
 from minragen.run.log import Log, console_line, keep_advantages, texts_of
 from minragen.run.runs import TIMES, run_folder
-from minragen.support.metrics import describe, waiting
+from minragen.support.metrics import episode_metrics, waiting_metrics
 from minragen.train import QUIET
 from minragen.trajectory import StopReason, Trajectory, make_batch
 
@@ -158,7 +158,7 @@ class TestLoop:
 
     def test_a_request_to_stop_saves_and_leaves_the_validation_to_the_resumed_run(self, trained):
         learner, options = trainer.Learner(*tiny(), None), "--steps 3 --val-every 2 --save-every 9"
-        assert trained(options, learner, stop=2) == "v0 w0 w1 w2 s2" and learner.unvalidated
+        assert trained(options, learner, stop=2) == "v0 w0 w1 w2 s2" and learner.validation_due
         assert trained(options, learner) == "v2 w2 b2 v3 w3 s3 t3 w3"
 
 
@@ -166,7 +166,7 @@ class TestDescribe:
     def test_a_clock_that_stands_still_divides_nothing_by_zero(self):
         t = episode()
         t.turns = [SimpleNamespace(times=(5.0, 5.0, 5.0))]
-        assert waiting([t]) == {"rollout_idle": 0.0, "waited": 0.0}
+        assert waiting_metrics([t]) == {"rollout_idle": 0.0, "waited": 0.0}
 
     def test_means_are_over_episodes_and_a_mixture_also_gets_them_per_environment(self):
         lake = {"success": 0.5, "episode_return": pytest.approx(0.45), "turns": 1.5,
@@ -175,8 +175,8 @@ class TestDescribe:
         shop = {"success": 0.0, "episode_return": 0.5, "turns": 1.0, "response_tokens": 1.0,
                 "context_full": 0.0, "env_errors": 0, "valid": 1.0, "pass@G": 0.0}
         bought = dataclasses.replace(EPISODES[2], stop=StopReason.TRUNCATED, error="")
-        assert describe(EPISODES[:2]) == lake
-        assert describe([*EPISODES[:2], bought]) == {
+        assert episode_metrics(EPISODES[:2]) == lake
+        assert episode_metrics([*EPISODES[:2], bought]) == {
             "success": pytest.approx(1 / 3), "episode_return": pytest.approx(1.4 / 3),
             "turns": pytest.approx(4 / 3), "response_tokens": pytest.approx(10 / 3),
             "context_full": pytest.approx(1 / 3), "env_errors": 0, "valid": 0.5,  # f1: not of all
@@ -185,11 +185,11 @@ class TestDescribe:
             **{f"shop/{name}": value for name, value in shop.items()}}
 
     def test_episodes_whose_environment_failed_are_counted_and_in_no_other_number(self):
-        lake = describe(EPISODES[:2])
-        assert describe(EPISODES) == {
+        lake = episode_metrics(EPISODES[:2])
+        assert episode_metrics(EPISODES) == {
             **lake, "env_errors": 1, **{f"lake/{name}": value for name, value in lake.items()},
             "shop/env_errors": 1}
-        assert describe(EPISODES[2:]) == {"env_errors": 1}
+        assert episode_metrics(EPISODES[2:]) == {"env_errors": 1}
 
 
 class Calls(list):

@@ -159,7 +159,7 @@ class TestImageStore:
         frame = ChatFrame(policy.tokenizer, image_store=policy.image_store)
         mark, store = policy.tokenizer.decode([frame.end_of_turn]), policy.image_store
         system = frame.system_message(SimpleNamespace(system_prompt="rules <image>"))
-        first, marked = (frame.open(system, Observation(f"{x} {IMAGE} {x}", image(0)))
+        first, marked = (frame.first_prompt_ids(system, Observation(f"{x} {IMAGE} {x}", image(0)))
                          for x in ("x", mark))
         assert first.count(frame.end_of_turn) == marked.count(frame.end_of_turn) > 0
         assert sum(i >= store.first for i in first) == store.size and store.image_id not in first
@@ -400,7 +400,7 @@ class TestBadInput:
             dict(role=role, content=[dict(type="text", text=text)])
             for role, text in zip(("system", "user"), said)], tokenize=False,
             add_generation_prompt=True)
-        assert tokenizer.decode(frame.open(*said)) == tokenizer.decode(
+        assert tokenizer.decode(frame.first_prompt_ids(*said)) == tokenizer.decode(
             tokenizer(f"{rendered} {frame.prefix}", add_special_tokens=False)["input_ids"])
 
 

@@ -67,7 +67,7 @@ def replies(answers):
 
 def prompt_length(frame, groups):
     """Tokens of the first prompt of the first row at seed 0."""
-    return len(frame.open(frame.system_message(groups.envs[0]), groups.reset(0)[0]))
+    return len(frame.first_prompt_ids(frame.system_message(groups.envs[0]), groups.reset(0)[0]))
 
 
 def scripted(reply, turns=1, room=300, tokenizer=None, cap=None):

@@ -21,7 +21,7 @@ class Layer(gymnasium.Wrapper):
 
         rule              str or property: a line added to the system message
         _act(action)      one action of an answer; self.env._act(action) -> Outcome or None
-        render_text()     the state as the model sees it; self.env.render_text()
+        render_text()     the text that the model sees; self.env.render_text()
         image()           what a vision-language model sees; self.env.image()
         reset, step       a whole turn, as Gymnasium's wrappers do
         defaults, ranges  of its options, as in TextEnv; self.options has their values

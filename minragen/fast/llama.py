@@ -17,7 +17,7 @@ import torch
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-from minragen.cache import place
+from minragen.cache import reserve
 
 FAMILY = {"LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model"}  # decoders
 
@@ -25,7 +25,7 @@ FAMILY = {"LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model"}  # decoders
 @torch.no_grad()
 def last_hidden(model, slots, tokens, counts, first_row=0):
     """Append ids to slots and return the last hidden states (n, D), as in cache.py."""
-    positions, masks, ends = place(model, slots, tokens, counts, first_row)
+    positions, masks, ends = reserve(model, slots, tokens, counts, first_row)
     n, q = tokens.shape
 
     def attend(layer, queries, keys, values, scale):

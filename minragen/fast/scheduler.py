@@ -20,7 +20,7 @@ import torch
 from torch.nn.functional import pad
 
 from minragen import rollout
-from minragen.cache import regathered
+from minragen.cache import regather
 from minragen.support.noise import reply_noise
 
 
@@ -84,11 +84,11 @@ class _Scheduler:
             prefilled, index, first_logits = rollout.prefill(
                 self.policy, [row.trajectory.tokens for row in begin], budget)
         longest = max(len(row.trajectory.tokens) for row in self.sampling + away)
-        # The padding of shorter rows is written, too, and needs room.
+        # `extend` writes padding, too, so the longest row plus the longest new text must fit.
         padded = max((row.cached for row in go_on), default=0) + max(map(len, fresh), default=0)
-        self.slots = regathered([(self.slots, [*range(n), *(row.slot for row in go_on)]),
-                             (prefilled, index), (self.slots, [row.slot for row in away])],
-                            max(longest + self.rules.max_new_tokens, padded))
+        self.slots = regather([(self.slots, [*range(n), *(row.slot for row in go_on)]),
+                               (prefilled, index), (self.slots, [row.slot for row in away])],
+                              max(longest + self.rules.max_new_tokens, padded))
         if go_on:
             logits.append(self.policy.extend_in_chunks(self.slots, fresh, budget, n))
         if begin:
@@ -129,8 +129,7 @@ class _Scheduler:
             self.logits = self.policy.extend(self.slots, tokens[:, None], torch.ones_like(tokens))
 
     def _send_replies(self, stopped):
-        """Give the replies of these rows, whose slots follow those that sample, to the
-        environments."""
+        """Give the environments the replies of these rows, whose slots follow those that sample."""
         for slot, row in enumerate(stopped, len(self.sampling)):
             row.slot = slot
         rollout.end_replies(self.frame, stopped)

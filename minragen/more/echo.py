@@ -19,10 +19,10 @@ from minragen.chat import ChatFrame
 class EchoFrame(ChatFrame):
     """A ChatFrame that notes where the tokens of states are."""
 
-    def next(self, trajectory, rules):
+    def append_next_prompt(self, trajectory, rules):
         """As ChatFrame's; also notes the positions of the state in what it appends."""
         begin = len(trajectory.tokens)
-        if fits := super().next(trajectory, rules):
+        if fits := super().append_next_prompt(trajectory, rules):
             shown = trajectory.observation
             places = self.places(trajectory.tokens[begin:], shown, shown.state)
             trajectory.sequences[-1].predicted += [begin + i for i in places]

@@ -31,8 +31,8 @@ def maxrl_advantages(successes, groups):
     """
     if not bool(((successes == 0) | (successes == 1)).all()):
         raise ValueError("maxrl: got returns other than 0 and 1. End an episode at its success.")
-    mean, _, _, distance = starpo.group_moments(successes, groups)
-    return distance / mean.where(mean > 0, 1.0)[groups]
+    mean, _, _, deviation = starpo.group_moments(successes, groups)
+    return deviation / mean.where(mean > 0, 1.0)[groups]
 
 
 # ---- Turns ---------------------------------------------------------------------------------------
@@ -50,7 +50,7 @@ def gigpo_advantages(batch, gamma=1.0, by_std=True):
 
     returns: (B, T), exactly 0 where not sampled
     """
-    of_turns = batch.by_turn(batch.rewards)  # (E, K)
+    of_turns = batch.turn_totals(batch.rewards)  # (E, K)
     returns = starpo.returns_to_go(of_turns, torch.ones_like(of_turns, dtype=torch.bool), gamma)
     at = batch.state_ids >= 0  # the turns' last tokens, N in all
     among_turns = group_advantages(batch.turns_to_tokens(returns)[at], batch.state_ids[at], by_std)

@@ -18,7 +18,7 @@ from functools import partial
 
 import torch
 
-from minragen.models import twin
+from minragen.models import copy_trainable
 
 
 def add_adapters(policy, rank, seed):
@@ -35,7 +35,7 @@ def add_adapters(policy, rank, seed):
     if rank > width:
         raise ValueError(f"lora_rank: got {rank}, expected at most {width}, the width of the "
                          f"model. Leave it 0 to train all weights.")
-    policy.base = twin(policy.model.requires_grad_(False))
+    policy.base = copy_trainable(policy.model.requires_grad_(False))
     torch.manual_seed(seed)  # of A; alike in all processes
     inject_adapter_in_model(
         LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear"),

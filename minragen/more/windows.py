@@ -30,13 +30,13 @@ class WindowedFrame(ChatFrame):
         self.context, self.window = context, window
         super().__init__(*given, **named)
 
-    def open(self, system, observation):
+    def first_prompt_ids(self, system, observation):
         if self.context == "single_turn" and image_of(observation) is not None:
             raise ValueError("context single_turn writes earlier turns as text and would lose "
                              "their images: use --context full or limited.")
-        return super().open(system, observation)
+        return super().first_prompt_ids(system, observation)
 
-    def next(self, trajectory, rules):
+    def append_next_prompt(self, trajectory, rules):
         """Begin the row of the next turn. Returns False if its prompt leaves no room for a reply.
 
         A prompt that leaves no room for a whole reply loses its oldest turns.
@@ -57,10 +57,10 @@ class WindowedFrame(ChatFrame):
             history = [f"{seen}\nYou answered: {t.turns[k].reply.answer or 'nothing valid'}"
                        for k, seen in zip(earlier, shown)]
             text = "\n".join([*history, t.observation])
-            return self.open(t.system, Observation(text, image_of(t.observation)))
-        ids = self.open(t.system, shown[0])
+            return self.first_prompt_ids(t.system, Observation(text, image_of(t.observation)))
+        ids = self.first_prompt_ids(t.system, shown[0])
         for k, following in zip(earlier, shown[1:]):
             sequence = t.sequences[k]
             reply = [i for i, sampled in zip(sequence.tokens, sequence.response_mask) if sampled]
-            ids = ids + reply + self.between(reply[-1], following)
+            ids = ids + reply + self.next_prompt_ids(reply[-1], following)
         return ids

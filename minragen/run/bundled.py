@@ -252,7 +252,7 @@ def demonstrate(frame, groups, step, answer_of=noisy_answer):
         if isinstance(observation, Exception):
             raise observation
         t = Trajectory.begin(groups, row, observation)
-        t.add_prompt(frame.open(frame.system_message(groups.envs[row]), observation))
+        t.add_prompt(frame.first_prompt_ids(frame.system_message(groups.envs[row]), observation))
         trajectories.append(t)
     while live:
         parts = {}  # row -> the parts of its reply
@@ -278,7 +278,7 @@ def demonstrate(frame, groups, step, answer_of=noisy_answer):
             if t.stop:
                 live = [r for r in live if r != row]
             else:
-                t.add_prompt(frame.between(ids[-1], t.observation))
+                t.add_prompt(frame.next_prompt_ids(ids[-1], t.observation))
     return trajectories
 
 

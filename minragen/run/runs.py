@@ -39,7 +39,7 @@ from minragen.support.options import ELSEWHERE, LAST_WITH_REMOVED, nearest, pars
 
 RUNS = Path("runs")
 # Fields of a Learner that a checkpoint stores as they are.
-COUNTERS = ("step", "unvalidated", "best_success", "ended", "empty_steps", "skipped", "rounds",
+COUNTERS = ("step", "validation_due", "best_success", "ended", "empty_steps", "skipped", "rounds",
             "ema")
 FREE_ON_RESUME = ("run", "steps", "max_context", "device", "max_rows", "feed_share",
                   "token_budget", "activation_checkpointing", "plain", "log")
@@ -138,7 +138,7 @@ def write_files(new, learner):
     torch.save({**{name: getattr(learner, name) for name in COUNTERS},
                 "adapters": policy.base and trained(policy.model),
                 "optimizer": learner.optimizer.state_dict(), "critic": critic,
-                "older_weights": getattr(learner.playing, "kept", None)},
+                "older_weights": getattr(learner.rollout_context, "kept", None)},
                new / "trainer.pt")
     paths = sorted(new.rglob("*"))  # some tokenizers save folders
     for name, model in frozen(learner).items():
@@ -250,7 +250,7 @@ def load_trainer_state(checkpoint, learner):
         fill(learner.critic, state["critic"]["model"])
         learner.critic_optimizer.load_state_dict(state["critic"]["optimizer"])
     if state.get("older_weights"):
-        learner.playing.kept = state["older_weights"]
+        learner.rollout_context.kept = state["older_weights"]
     for name, model in frozen(learner).items():
         # Not by way of the GPU, which may have no room for a second model.
         model.load_state_dict(load(checkpoint.parent / name, "cpu"))

@@ -183,7 +183,7 @@ def build_learner(config, groups, checkpoint_of=None, say=print):
     if config.stale:
         from minragen.more.stale import OlderWeights
 
-        learner.playing = OlderWeights(policy, config.stale)
+        learner.rollout_context = OlderWeights(policy, config.stale)
     if config.activation_checkpointing:
         for module in filter(None, (policy.model, learner.critic)):
             memory.checkpoint_activations(module)

@@ -8,7 +8,7 @@ from minragen.trajectory import StopReason
 HELD_OUT = ("success", "episode_return", "valid", "grounding", "worldmodeling", "env_errors")
 
 
-def describe(trajectories):
+def episode_metrics(trajectories):
     """Metrics of the episodes, before any filter; of a mixture also for each environment.
 
     Episodes whose environment failed are counted in `env_errors` and enter nothing else. If all
@@ -41,7 +41,7 @@ def describe(trajectories):
     return metrics
 
 
-def waiting(trajectories):
+def waiting_metrics(trajectories):
     """What a rollout waited for; {} if nothing was sampled.
 
     rollout_idle: the share of the time from the first prompt to the last result in which no row was
@@ -66,5 +66,5 @@ def waiting(trajectories):
 
 def held_out_metrics(split, trajectories):
     """`val/success`, `val/valid`, ... of a validation; of a mixture also `val/ENV/success`."""
-    return {f"{split}/{name}": value for name, value in describe(trajectories).items()
+    return {f"{split}/{name}": value for name, value in episode_metrics(trajectories).items()
             if name.rpartition("/")[2] in HELD_OUT}

@@ -173,7 +173,7 @@ def check_pieces(frame):
     """Raise ValueError unless two turns that a ChatFrame encodes one after the other are the text
     that they are when encoded at once."""
     tokenizer, t = frame.tokenizer, frame.template
-    pieces = frame.open("rules", "state 1") + frame.between(None, "state 2")
+    pieces = frame.first_prompt_ids("rules", "state 1") + frame.next_prompt_ids(None, "state 2")
     at_once = tokenizer(
         f"{t.head}rules{t.to_user}state 1{t.to_reply}{t.after_reply}state 2{t.to_reply}",
         add_special_tokens=False)["input_ids"]

@@ -137,7 +137,8 @@ class TestStateReward:
             for seen, then in ((self.AHEAD, self.AHEAD), (self.HERE, self.HERE)))
         (policy, _), start = puppet(frame.tokenizer), prompt_length(frame, groups)
         policy.model.script = dict(enumerate(first, start))
-        start += len(first) + len(frame.between(first[-1], groups.step([0], replies(["Up"]))[0][0]))
+        start += len(first) + len(frame.next_prompt_ids(
+            first[-1], groups.step([0], replies(["Up"]))[0][0]))
         policy.model.script |= dict(enumerate(second, start))
         groups.turn = DescribedTurn(self.PARTS, 0.5, 0.25)
         t = collect(policy, frame, groups, 0, self.RULES)[0]
