@@ -118,7 +118,9 @@ def draw_pretrained(path):
                  ylim=(0, 1))
         axis.grid(alpha=0.3)
     axes[0, 0].set_ylabel("success")
-    handles = dict(zip(*axes[0, 0].get_legend_handles_labels()[::-1]))
+    handles = {}
+    for axis in axes[0]:
+        handles |= dict(zip(*axis.get_legend_handles_labels()[::-1]))
     figure.legend(handles.values(), handles, loc="outside upper center", ncol=4, fontsize=8)
     figure.savefig(path, dpi=130)
     plt.close(figure)
@@ -173,7 +175,7 @@ def draw_boards(path):
 def draw_seen(path, run):
     """The images of the episode that `episode_of` tells."""
     images = [plt.imread(io.BytesIO(base64.b64decode(uri.partition(",")[2])))
-              for uri in episode_at(run)["images"]]
+              for uri in last_episode(run)["images"]]
     figure, axes = plt.subplots(1, len(images), figsize=(2 * len(images), 2.2), squeeze=False)
     for turn, (axis, image) in enumerate(zip(axes.flat, images), 1):
         axis.imshow(image, interpolation="nearest")
@@ -333,29 +335,43 @@ def baselines(env):
 
 
 def episode_of(run):
-    """What was said in a run's episode (`episode_at`). The lines of a reply after the SHOWN first
+    """What was said in the `last_episode` of a run. The lines of a reply after the SHOWN first
     are counted."""
     said = []
-    for message in episode_at(run)["messages"][1:]:
+    for message in last_episode(run)["messages"][1:]:
         lines = message["content"].split("\n")
         cut = SHOWN if message["role"] == "assistant" and len(lines) > SHOWN + 1 else len(lines)
         said += lines[:cut] + ([f"[{len(lines) - cut} more lines]"] if lines[cut:] else [])
     return "\n".join(["```text", *said, "```"])
 
 
-def dialogue(run, when=max):
-    """An episode of a run's validation, with a mark and the forced prefix before each reply."""
+def dialogue(run):
+    """The `last_episode` of a run, with a mark and the forced prefix before each reply."""
     prefix = forced_prefix(archive.config(run).response_format)
     said = [f"> {prefix}{message['content']}" if message["role"] == "assistant" else
-            message["content"] for message in episode_at(run, when)["messages"][1:]]
+            message["content"] for message in last_episode(run)["messages"][1:]]
     return "\n".join(["```text", *said, "```"])
 
 
-def episode_at(run, when=max):
-    """The first episode of a run's last validation; of its first one if `when` is min."""
+def last_episode(run):
+    """The first validation episode of a run's last stored step."""
     episodes = archive.episodes(run)
-    step = when(e["step"] for e in episodes)
-    return next(e for e in episodes if e["step"] == step and e["split"] == "val")
+    last = max(e["step"] for e in episodes)
+    return next(e for e in episodes if e["step"] == last and e["split"] == "val")
+
+
+def learnt(run):
+    """The last stored instance that a run failed at its first validation and solves at its last:
+    what it shows first, and the replies at both."""
+    prefix, at = forced_prefix(archive.config(run).response_format), {}  # seed -> episodes
+    for e in archive.episodes(run):
+        at.setdefault(e["seed"], []).append(e)
+    *_, (before, after) = [both for both in at.values() if [e["success"] for e in both] == [0, 1]]
+    said = [before["messages"][1]["content"]]
+    for when, episode in (("before RL", before), ("after RL", after)):
+        said += ["", f"{when}:", *(f"> {prefix}{message['content']}" for message
+                                   in episode["messages"] if message["role"] == "assistant")]
+    return "\n".join(["```text", *said, "```"])
 
 
 def minutes(runs):
@@ -456,8 +472,7 @@ PAGES = {"README.md": {"episode": partial(dialogue, FIRST), "headlines": headlin
          "docs/specification.md": {"mutants": mutants_result},
          "docs/pretrained.md": {
              "means": pretrained_means, "runs": pretrained_table, "recipes": recipe_cards,
-             "before": partial(dialogue, "smollm2-frozenlake-s0", min),
-             "after": partial(dialogue, "smollm2-frozenlake-s0", max),
+             "learnt": partial(learnt, "smollm2-frozenlake-s0"),
              "start": partial(start_line, "smollm2-lean-s0")},
          "docs/results.md": {"results": results_table}}
 
