@@ -101,14 +101,13 @@ class TestForecast:
     def test_an_update_is_too_and_checkpointing_lowers_both(self, size, algo):
         plain, less = (check_update(size, algo=algo, activation_checkpointing=again)
                        for again in (False, True))
-        assert less < 0.8 * plain
+        assert less < 0.85 * plain
 
     @pytest.mark.parametrize("rank", [0, 8])
     def test_it_counts_the_float32_masters_of_bfloat16_weights(self, rank):
         if rank:
             pytest.importorskip("peft")
         check_update("tiny", torch.bfloat16, lora_rank=rank, algo="grpo", max_turns=2)
-
 
 
 class TestPages:
