@@ -1,6 +1,6 @@
 """The commands: `minragen NAME`, or in a checkout `python -m minragen NAME`.
 
-    python -m minragen train --env bandit        train an agent; --nproc auto: on all idle cores
+    python -m minragen train --env bandit        train an agent; --nproc auto: on up to four cores
     python -m minragen eval --run my-run         success beside scripted players
     python -m minragen report my-run             one page about a run, or about several
     python -m minragen play sokoban              play yourself; with --run NAME a run's policy plays
