@@ -5,7 +5,8 @@ Reading order: `choose_model`, `resolve` (name to folder), `warm_up`, `demonstra
 Reinforcement learning can only reinforce what is sometimes done. A random model never closes a tag,
 so it first imitates demonstrations in the response format:
 
-    reasoning   the environment's own truthful note (FrozenLake: holes, player, goal, safe moves)
+    reasoning   pretrained models: the environment's `thought`, a sentence that leads to the answer
+                tiny models: its `note`, true facts (FrozenLake: holes, player, goal, safe moves)
     answer      pretrained models: the solver's
                 tiny models: the solver's with the probability of its WarmUp (tiny.py); otherwise
                 each action is the environment's habit (FrozenLake: the first safe move) with

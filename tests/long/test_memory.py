@@ -30,7 +30,8 @@ RUN = dict(env="frozenlake", num_groups=2, val_size=1, max_new_tokens=24,
            max_context=408, warmup_steps=0, filter="none", device="cpu")
 SHORT = dict(num_groups=1, group_size=4, mini_batch=2, token_budget=160)  # one row at a time
 PAGE = Path(__file__).parent.parent.parent / "docs" / "performance.md"
-SIZES = {"tiny": dict(group_size=16, token_budget=1200, mini_batch=16), "10M": SHORT, "60M": SHORT}
+SIZES = {"tiny": dict(group_size=16, token_budget=1200, mini_batch=16), "10M": SHORT,
+         "60M": SHORT | dict(max_new_tokens=45, max_turns=2)}  # which fills its context
 
 
 def begun(size, **options):
@@ -101,7 +102,7 @@ class TestForecast:
     def test_an_update_is_too_and_checkpointing_lowers_both(self, size, algo):
         plain, less = (check_update(size, algo=algo, activation_checkpointing=again)
                        for again in (False, True))
-        assert less < 0.85 * plain
+        assert less < 0.8 * plain
 
     @pytest.mark.parametrize("rank", [0, 8])
     def test_it_counts_the_float32_masters_of_bfloat16_weights(self, rank):
