@@ -8,9 +8,8 @@ so it first imitates demonstrations in the response format:
     reasoning   pretrained models: the environment's `thought`, a sentence that leads to the answer
                 tiny models: its `note`, true facts (FrozenLake: holes, player, goal, safe moves)
     answer      pretrained models: the solver's
-                tiny models: the solver's with the probability of its WarmUp (tiny.py); otherwise
-                each action is the environment's habit (FrozenLake: the first safe move) with
-                probability HABIT, else random
+                tiny models: the solver's with the probability of its WarmUp (tiny.py); else each
+                action is the habit (FrozenLake: a safe move) with probability HABIT, or random
     observation, prediction (where the format has them)
                 a perfect description of the state before the answer and after it
 
