@@ -22,7 +22,7 @@ COMMANDS = {
     "train": "minragen.run.command:train",
     "eval": "minragen.eval:main",
     "report": "minragen.look.report:main",
-    "play": "minragen.eval:play_command",
+    "play": "minragen.look.play:main",
     "reproduce": "minragen.run.reproduce:main",
     "serve": "minragen.look.serve:main",
     "environments": "minragen.look.play:environments"}

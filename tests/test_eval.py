@@ -18,6 +18,7 @@ from training import read_lines, run
 
 from minragen import eval as evaluation
 from minragen import train
+from minragen.__main__ import main as command
 from minragen.envs import EnvGroups, make
 from minragen.look import evaluate as tables_of
 from minragen.look import play as on_screen
@@ -220,7 +221,7 @@ def refused(capsys):
     def check(*rows):
         for words, said in rows:
             with pytest.raises(SystemExit) as stop:
-                evaluation.main(words)
+                command(words) if words[0] == "play" else evaluation.main(words)
             printed = capsys.readouterr()
             assert said in str(stop.value) + printed.err, words
             assert printed.out == ""
@@ -304,8 +305,8 @@ class TestCommand:
     @pytest.mark.parametrize("words", [[], ["--help"], ["sokoban", "--help"]])
     def test_the_command_to_play_explains_itself(self, words, capsys):
         with pytest.raises(SystemExit) as end:
-            evaluation.play_command(words)
-        assert end.value.code == 0 and "--show" in capsys.readouterr().out
+            command(["play", *words])
+        assert end.value.code == 0 and "--run" in capsys.readouterr().out
 
     def test_the_best_checkpoint_is_measured_if_asked_for_and_if_there_is_one(
             self, trained, refused, capsys, monkeypatch):
@@ -346,18 +347,20 @@ class TestCommand:
     def test_what_it_does_not_know_and_what_has_no_effect_is_refused(self, refused):
         refused((["--env", "bandit,lak"], "unknown env 'lak'"),
                 (["--run", "a", "--model", "tiny"], "--model needs --env"),
-                (["--play", "bandit", "--set", "large"], "--set has no effect with"),
+                (["play", "bandit", "--set", "large"], "--set needs --run"),
                 (["--env", "bandit", "--api-model", "m"], "--api-model needs --api"),
-                (["--play", "frozen_lake"], "did you mean 'frozenlake'"),
-                (["--play", ""], "unknown env ''"),
-                (["--play", "bandit", "--seed", "-1"], "expected 0 to"),
-                (["--play", "countdown", "--env-arg", "data={[1]:2}"], "no file"),
-                (["--play", "frozenlake", "--env-arg", "sice=3"], "size"),
-                (["--show", "--env", "bandit"], "--show needs --run"),
-                (["--run", "a", "--show", "--size", "3"], "--size has no effect with"),
-                (["--run", "a", "--seed", "3"], "--seed has no effect with --run"),
-                (["--play", "bandit", "--temperature", "0"], "--temperature has no"),
-                (["--run", "a b", "--show"], "--show takes one run"))
+                (["play", "frozen_lake"], "did you mean 'frozenlake'"),
+                (["play", ""], "unknown env ''"),
+                (["play", "bandit", "--seed", "-1"], "expected 0 to"),
+                (["play", "countdown", "--env-arg", "data={[1]:2}"], "no file"),
+                (["play", "frozenlake", "--env-arg", "sice=3"], "size"),
+                (["play", "--split", "val"], "give an environment, or --run NAME"),
+                (["play", "bandit", "--run", "a"], "give an environment, or --run NAME"),
+                (["play", "--run", "a", "--size", "3"], "unknown option '--size'"),
+                (["play", "--run", "a", "--layer", "x"], "--layer has no effect"),
+                (["--run", "a", "--layer", "x"], "--layer needs --env"),
+                (["play", "bandit", "--temperature", "0"], "--temperature needs --run"),
+                (["play", "--run", "a a"], "play takes one run"))
 
 
 class TestElsewhere:
@@ -405,14 +408,14 @@ class TestPlay:
 
 
 class TestShow:
-    """`--run NAME --show`: the policy plays."""
+    """`minragen play --run NAME`: the policy plays."""
 
     def test_it_shows_the_episodes_that_are_measured_from_the_seed_on(
             self, trained, capsys, tmp_path):
         evaluation.main(["--run", "a", "--split", "val", "--size", "5", "--out", str(tmp_path)])
         chats = read_lines(tmp_path / "chats.jsonl")[2:]
         capsys.readouterr()
-        evaluation.main(["--run", "a", "--split", "val", "--show", "--seed", "2"])
+        command(["play", "--run", "a", "--split", "val", "--seed", "2"])
         title, *episodes = capsys.readouterr().out.split("\n--- bandit, val seed ")
         assert title.startswith("run a plays bandit, sampled at temperature 0.5 (greedy")
         assert len(episodes) == len(chats) == on_screen.SHOWN
@@ -440,7 +443,7 @@ class TestShow:
             "--num-groups 2 --group-size 2 --val-size 4 --warmup-steps 0 --max-new-tokens 6 "
             "--max-context 300 --response-format no_think --val-temperature 1.5")
         capsys.readouterr()
-        evaluation.main(["--run", "w", "--show"])
+        command(["play", "--run", "w"])
         titles = re.findall(r"\n--- (toys:\w+), test seed (\d)", capsys.readouterr().out)
         assert titles == [("toys:Lottery", "0"), ("toys:Raffle", "1"), ("toys:Lottery", "2"),
                           ("toys:Raffle", "3")]

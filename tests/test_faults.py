@@ -20,6 +20,7 @@ from minragen import train as trainer
 from minragen.__main__ import main as command
 from minragen.environments import limits
 from minragen.look import faults
+from minragen.look import play as on_screen
 from minragen.run.groups import PatientGroups
 from minragen.run.log import ENDED, Log
 
@@ -148,10 +149,10 @@ class TestSentences:
         monkeypatch.setattr(envs, "REGISTRY", {"bandit": "minragen.envs:SEPARATOR"})
         with pytest.raises(SystemExit, match=r"^error: TypeError: 'str' object is not callable "
                                              r"\(.*envs\.py:\d+ in make\)\.$"):
-            evaluation.main(["--play", "bandit"])
-        monkeypatch.setattr(evaluation, "parse_options", lambda options: [].index(1))
+            command(["play", "bandit"])
+        monkeypatch.setattr(on_screen, "parse_options", lambda options: [].index(1))
         with pytest.raises(SystemExit, match="ValueError: 1 is not in list .*test_faults"):
-            evaluation.main(["--play", "bandit"])
+            command(["play", "bandit"])
         assert capsys.readouterr().err.count("Traceback") == 2
 
     def test_a_step_over_the_time_limit_has_the_line_that_it_was_in(self, monkeypatch):
@@ -186,8 +187,8 @@ class TestSentences:
         for main, words, said in (
                 (evaluation.main, ["--rnu", "a"], "unknown option '--rnu': did you mean '--run'?"),
                 (evaluation.main, ["--run", "a", "--split", "foo"], "unknown split 'foo'. Known"),
-                (evaluation.main, ["--size", "3"], "give --run NAME, --env ENV or --play ENV"),
-                (evaluation.main, ["--play", "a", "--seed", "x"], "invalid int value: 'x'"),
+                (evaluation.main, ["--size", "3"], "give --run NAME or --env ENV"),
+                (command, ["play", "a", "--seed", "x"], "invalid int value: 'x'"),
                 (command, ["report", "a", "--watch"], "unknown option '--watch'"),
                 (command, ["reproduce"], "arguments are required: run"),
                 (command, ["reprot", "a"], "unknown command 'reprot': did you mean 'report'?")):

@@ -1,7 +1,7 @@
 """OpenEnv: play any server of text as a TextEnv, and serve any TextEnv (docs/openenv.md).
 
     python -m minragen serve --env sokoban --port 8000
-    python -m minragen.eval --play openenv:http://127.0.0.1:8000
+    python -m minragen play openenv:http://127.0.0.1:8000
 
 Reading order: `OpenEnv` (the client), `described`, `Served` (the server; look/serve.py starts it).
 """

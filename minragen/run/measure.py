@@ -10,8 +10,6 @@ import dataclasses
 from functools import partial
 from pathlib import Path
 
-import transformers
-
 from minragen.config import check, from_options
 from minragen.look import evaluate
 from minragen.look.play import show_run
@@ -24,20 +22,20 @@ from minragen.train import rules_of
 
 
 def main(args):
-    """Show a run's policy, or evaluate what is asked for, print the tables and store them."""
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    """Evaluate what is asked for, print the tables and store them."""
     chosen = subjects(args)
-    if args.show:
-        run, config, _ = chosen[0]
-        show_run(run, config, env_groups(config, args.split),
-                 checkpoint_player(config, run, only=args.checkpoint), args.seed)
-        return
     if args.out:
         Path(args.out).mkdir(parents=True, exist_ok=True)
     measured = [measure(*subject, args) for subject in chosen]
     if args.out:
         evaluate.write(Path(args.out), measured, args.split, args.set)
+
+
+def show(args):
+    """Print a few episodes of a run's policy."""
+    [(run, config, _)] = subjects(args)
+    show_run(run, config, env_groups(config, args.split),
+             checkpoint_player(config, run, only=args.checkpoint), args.seed)
 
 
 def subjects(args):

@@ -202,7 +202,7 @@ class TestRuns:
         assert "keeps the run's settings: layer was" in message(
             "--run", "a", "--resume", "--layer", DROPOUT)
         capsys.readouterr()
-        evaluation.main(["--run", "a", "--show"])
+        command(["play", "--run", "a"])
         assert capsys.readouterr().out.count("Fog.") >= 3  # the second turn of each episode
 
     def test_an_episode_is_played_again_inside_the_layers_for_its_boards(self, fog):
