@@ -21,8 +21,9 @@ from pathlib import Path
 import numpy as np
 
 import minragen
-from minragen.config import Config, changed_environment, preset
+from minragen.config import Config, preset
 from minragen.envs import REGISTRY
+from minragen.look.evaluate import changed_environment
 from minragen.look.intervals import wilson
 from minragen.look.players import DEMONSTRATIONS, players, scripted
 from minragen.run.groups import env_groups

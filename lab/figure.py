@@ -31,9 +31,9 @@ import numpy as np
 
 from lab import algorithm, archive, environments, gpu, leaderboard, pretrained, tokens, waiting
 from lab.environments import table, with_interval
-from minragen.config import changed_environment
 from minragen.environments.board import read_tiles
 from minragen.envs import REGISTRY, make
+from minragen.look.evaluate import changed_environment
 from minragen.look.intervals import wilson
 from minragen.look.play import transcript
 from minragen.run.bundled import demonstration_groups

@@ -49,7 +49,7 @@ class ChatFrame:
         # Patterns of the first part, of the first two parts, ..., of the whole reply.
         self._patterns = [reply_pattern(self._form, n + 1) for n in range(len(self.parts))]
         self.tokenizer, self.image_store = tokenizer, image_store
-        # Ids of a text. The last ones are remembered: members of a group see much alike.
+        # Ids of a text. Recent texts are remembered: members of a group see much alike.
         self._ids = lru_cache(REMEMBERED)(
             lambda text: tokenizer(text, add_special_tokens=False)["input_ids"])
         self.template = derive_template(tokenizer, self.prefix)
@@ -59,11 +59,11 @@ class ChatFrame:
         self.end_ids = {self.end_of_turn, tokenizer.eos_token_id, *model_eos} - {None}
         names = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
         self._ids_with_bracket = {
-            i for i, name in enumerate(names)  # "<0x41>" is the byte of A, "<0x3E>" that of ">"
+            i for i, name in enumerate(names)  # names of bytes end in ">", but only <0x3E> is one
             if ">" in (name or "") and not re.fullmatch("<0x(?!3E)..>", name)}
 
     def system_message(self, env):
-        """The system message. `plain` lets no text of the environment begin or end a turn."""
+        """The system message, in which no text of the environment begins or ends a turn."""
         return self._system_message(env, plain=self.template.plain)
 
     def append_first_prompt(self, trajectory, env):
@@ -106,14 +106,14 @@ class ChatFrame:
                 *self.encode(plain(below) + to_reply)]
 
     def encode(self, text):
-        """Ids of a text that follows another. SentencePiece puts a blank before what it encodes, so
-        a line break is encoded before the text, and its ids are cut off."""
+        """Ids of a text that follows another. SentencePiece puts a blank before a text, so it is
+        encoded after a line break, whose ids are cut off."""
         line, ids = self._ids("\n"), self._ids(f"\n{text}")
         return ids[len(line):] if ids[:len(line)] == line else self._ids(text)
 
     def parts_ended(self, ids, before=0):
-        """The number of parts of the format that a reply has ended. Once this is len(parts) the
-        reply is complete: whatever follows cannot change what `parse` reads.
+        """How many parts of the format are complete in a reply. With all of them the reply is
+        complete: whatever follows cannot change what `parse` reads.
 
         before: the same number for ids[:-1]
 

@@ -41,7 +41,7 @@ PRESETS = {model: _TABLES[model] for model in ("tiny", "tiny-vlm")}
 
 
 def opt(default, text, choices=(), least=0, most=2**31):
-    """A field with its help, and its bounds or its choices (names, or a table of starpo.py)."""
+    """A field with its help, bounds, and choices: names, or the name of a table of starpo.py."""
     return field(default=default, metadata=dict(help=text, choices=choices, least=least, most=most))
 
 
@@ -172,15 +172,15 @@ def sources_of(env, algo, model, response_format):
 
 
 def _of_envs(table, env):
-    """An environment's entry. A mixture gets the largest of each number and every environment
-    option, as env.name=value, but no texts and no budgets."""
+    """An environment's entry. Of a mixture: the largest of each number, and every environment
+    option as env.name=value; no texts and no budgets."""
     merged, names = {}, [part.partition("=")[0].strip() for part in env.split(",")]
     for name in names:
         owner = f"{name}." if len(names) > 1 else ""
         for key, value in table.get(name, {}).items():
             if key == "env_arg":
                 merged[key] = (*merged.get(key, ()), *(owner + text for text in value))
-            elif not owner or key not in BUDGETS and not isinstance(value, str):
+            elif not owner or (key not in BUDGETS and not isinstance(value, str)):
                 merged[key] = max(value, merged.get(key, value))
     return merged
 
@@ -222,8 +222,8 @@ def from_options(given):
 def unchecked(given):
     """The preset with the given options {name: value}; `model` must be among them.
 
-    Given environment options are added to the preset's and replace options of the same name. If
-    the user gives an environment data, the preset's are dropped: they fit only the bundled data.
+    Given environment options are added to the preset's and replace options of the same name. Those
+    that bring DATA replace all of the preset's, which fit only the bundled data.
     """
     base = preset(**{name: value for name, value in given.items()
                      if name in ("env", "algo", "model", "response_format")})
@@ -236,15 +236,6 @@ def unchecked(given):
         if not any({name, env + dot + name} & names for name in (option, *DATA)):
             kept.append(text)
     return dataclasses.replace(base, **given | {"env_arg": (*kept, *options)})
-
-
-def summary(config):
-    """One line: what differs from the preset."""
-    base = preset_of(config)
-    changed = ", ".join(f"{name}={typed.short(value)}" for name, value in vars(config).items()
-                        if value != getattr(base, name) and name not in ("run", "seed", "device"))
-    kind = config.env, config.algo, typed.short(config.model), config.response_format
-    return f"the preset of {', '.join((*kind, changed and 'with ' + changed or 'unchanged'))}"
 
 
 def _usage_error(message):
@@ -278,7 +269,7 @@ def check(config):
         if not RUN_NAME.fullmatch(name):
             raise ValueError(f"bad run name {name!r}: expected up to 100 letters, digits and -_.+=")
     check_together(config, base)
-    typed.parse_mixture(",".join(env_names(config)), config.val_size, REGISTRY)
+    typed.parse_mixture(",".join(env_names(config)), config.val_size, REGISTRY)  # divides it, too
 
 
 # ---- The environments of a Config ----------------------------------------------------------------
@@ -286,9 +277,3 @@ def env_names(config):
     """The distinct environments of the mixture."""
     mixture = typed.parse_mixture(config.env, config.num_groups, REGISTRY)
     return list(dict.fromkeys(name for name, _ in mixture))
-
-
-def changed_environment(config):
-    """The environment options and budgets that a Config sets, as texts."""
-    budgets = [f"{n}={getattr(config, n)}" for n in BUDGETS if getattr(config, n)]
-    return [*config.env_arg, *budgets, *config.layer]

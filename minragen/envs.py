@@ -77,14 +77,14 @@ class TextEnv(gymnasium.Env):
 
     One `step` is one *turn*: the text inside `<answer>` is split on `||` if `multi_action` is True,
     each piece is matched against `actions` ignoring case, and the pieces run until one ends the
-    episode. Pieces over a limit of the budget are dropped silently. An invalid piece takes a place
-    in the turn, but none of the episode's actions. An environment writes `instruction`, `_reset`,
-    `_act`, `render`, `solve`, and what else it likes.
+    episode. Pieces over a limit of the budget are dropped silently. An invalid piece counts for the
+    turn's limit, not for the episode's. An environment writes `instruction`, `_reset`, `_act`,
+    `render`, `solve`, and what else it likes.
 
     info: `success` and `valid`, 0.0 or 1.0; `effective`, the share of executed actions that changed
         the state; and the `metrics` of the turn's outcomes, summed
-    observation: a str; with an image an Observation, which has the line `<image>` exactly once.
-        Without an image it never contains `<image>`, whatever data or replies say
+    observation: an Observation. If it has an image, one of its lines is `<image>`; without an image
+        `<image>` is nowhere in it, whatever data or replies say
     raises: ValueError for unknown options or splits, RuntimeError for a step without a live episode
     """
 
@@ -118,7 +118,7 @@ class TextEnv(gymnasium.Env):
         self.render_mode = render_mode
         self.observation_space, self.action_space = text_space(), text_space()
         self._live = False
-        self.outermost_layer = None  # if set, its _act and render run (environments/layers.py)
+        self.outermost_layer = None  # its _act, image, render_text run (environments/layers.py)
 
     # -- what an environment writes --------------------------------------------------------------
 
@@ -236,7 +236,7 @@ class TextEnv(gymnasium.Env):
         if seed is None:  # Gymnasium's convention: go on from the environment's own stream
             seed = int(self.np_random.integers(2**31))
         member = int((options or {}).get("member", 0))
-        # For slips and payouts. member + 1, because [seed, 0, attempt] below draws the instance.
+        # For slips and payouts. member + 1: the 0 of [seed, 0, attempt] below is the instance's.
         self.dynamics = np.random.default_rng([seed, member + 1, 1])
         self._turns = self._actions = 0
         for attempt in range(MAX_REDRAWS):

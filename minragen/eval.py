@@ -48,7 +48,7 @@ def arguments(argv):
     parser.add_argument("--samples", type=int, default=1, help="episodes of each for pass@k [1]")
     parser.add_argument("--out", default="", metavar="FOLDER",
                         help="write results.csv and chats.jsonl (OpenAI's messages) there")
-    add_subject_options(parser)
+    add_shared_options(parser)
     args = parse(parser, argv, (("api_model", "api"), ("api", "api_model"), ("api", "env"),
                                 ("model", "env"), ("checkpoint", "run"), ("layer", "env")))
     if (args.run, args.env) == (None, None):
@@ -56,8 +56,8 @@ def arguments(argv):
     return args
 
 
-def add_subject_options(parser):
-    """Add what `minragen play` takes, too: which instances, and how they are played."""
+def add_shared_options(parser):
+    """Add the options of `minragen play`, too: which instances, and how they are played."""
     parser.add_argument("--split", default="test", metavar="{" + ",".join(SPLITS) + "}",
                         help="which instances [test]")
     parser.add_argument("--set", default="",

@@ -63,7 +63,7 @@ class Policy:
             tokens, counts = (x.to(self.device, non_blocking=True) for x in (
                 pad_sequence(part, batch_first=True), counts))
             logits.append(self.extend(slots, tokens, counts, start))
-        slots.bounds = bounds  # exact again: `extend` counts padding, too
+        slots.bounds = bounds  # exact again: `cache.reserve` counted padding, too
         return torch.cat(logits)
 
     def logprobs(self, tokens, mask, temperature=1.0):
@@ -88,7 +88,7 @@ class Policy:
 
 
 def load_policy(source, name="", device="cpu", dtype=torch.float32):
-    """The policy in a folder or behind a Hugging Face id. run/load.py also checks that it fits."""
+    """The policy in a folder or behind a Hugging Face id. run/load.py also checks the model."""
     # NOTE: the dtype is given to from_pretrained and never to .to(), which would also round the
     # rotary frequencies and so change the logits of distant tokens.
     model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, trust_remote_code=False)

@@ -31,7 +31,7 @@ WARMUP_STEPS = 120  # of imitation before RL: an untrained model would never wri
 STEPS, EPOCHS = 20, 2  # every step plays fresh episodes; an epoch is an update on all of them
 NUM_GROUPS, GROUP_SIZE = 16, 8  # P, G
 LEARNING_RATE, CLIP, MAX_GRAD_NORM = 1e-3, 0.2, 1.0
-HELD_OUT_SIZE, HELD_OUT_TEMPERATURE = 256, 0.5  # episodes; val_temperature of train.py
+HELD_OUT_SIZE, HELD_OUT_TEMPERATURE = 256, 0.5  # episodes; config.py: val_temperature
 
 
 class Nim(TextEnv):
@@ -43,7 +43,7 @@ class Nim(TextEnv):
 
     def _reset(self, rng):
         self.heap = 0
-        while self.heap % 4 == 0:  # such a heap cannot be won
+        while self.heap % 4 == 0:  # none yet, or one that cannot be won: draw again
             self.heap = int(rng.integers(1, 4 * self.budget.max_actions))
 
     def _act(self, action):
@@ -104,7 +104,7 @@ def train(policy, frame, seed=0, steps=STEPS):
 def collect(policy, frame, split, first_seed, num_groups, group_size, temperature=1.0):
     """Play P * G episodes to their ends; group g plays the instance of seed first_seed + g.
 
-    Each forward pass rereads every unfinished conversation (train.py has a cache instead) and gives
+    Each forward pass rereads every unfinished conversation (rollout.py keeps a cache) and gives
     each one token. No token sees the padding on its right.
     """
     episodes = [begin(frame, split, first_seed + g, member)
@@ -144,7 +144,7 @@ def add_token(frame, episode, token, logprob):
 
 
 def held_out_success(policy, frame):
-    """The share of episodes won from heaps of 6, 7 or 11, with which no training episode begins."""
+    """The share of episodes won from heaps of 6, 7 or 11, which `split_of` keeps from training."""
     episodes = collect(policy, frame, "test", 0, HELD_OUT_SIZE, 1, HELD_OUT_TEMPERATURE)
     return sum(e.episode_return > 0 for e in episodes) / len(episodes)  # only a win pays
 

@@ -40,7 +40,7 @@ class Rules:
     max_new_tokens: int = 64  # of a reply
     max_context: int = 1024  # tokens of a conversation
     max_rows: int = 256  # conversations at a time
-    feed_share: float = 1.0  # fast/scheduler.py feeds rows once this share of all is ready
+    feed_share: float = 1.0  # of fast/scheduler.py: rows are fed once this share is ready
     token_budget: int = 8192  # padded ids in one forward pass of prompts or observations
     seed: int = 0  # of the noise
 
@@ -107,7 +107,7 @@ class Conversation:
     """A conversation, and the reply that is being sampled."""
 
     trajectory: Trajectory
-    slot: int = -1  # its KVSlots index between replies; while sampling, rows[i] has slot i
+    slot: int = -1  # its slot between replies; while sampling, its index in `rows`
     cached: int = 0  # how many of its ids are in the slot between replies
     # -- the reply that is being sampled
     ids: list = field(default_factory=list)
@@ -168,8 +168,8 @@ def prefill(policy, prompts, token_budget):
 
 
 def sample_replies(policy, frame, slots, logits, noise, rows, rules, progress):
-    """Sample a reply in each row, a token at a time. Rows that go on stay in front: a row that
-    stops swaps place and slot with a later row. So `rows` is in another order afterwards.
+    """Sample a reply in each row, a token at a time. Rows that go on are kept in front: one that
+    stops swaps place and slot with a later one, so `rows` is reordered.
 
         rows   a b c d e      b and d stop      a e c | d b
 
@@ -179,7 +179,7 @@ def sample_replies(policy, frame, slots, logits, noise, rows, rules, progress):
     for uniforms in noise.to(policy.device, non_blocking=True):  # the CPU does not wait for this
         tokens, logprobs = sample_tokens(logits, uniforms[columns], rules)
         progress(len(tokens))
-        # As one tensor, so that the host waits for an accelerator once. Ids are below 2**24.
+        # One tensor, so one wait for the accelerator. Its float32 is exact for ids below 2**24.
         for row, token, logprob in zip(rows, *torch.stack([tokens.float(), logprobs]).tolist()):
             row.add(int(token), logprob, frame, rules)
         live = [i for i in range(len(tokens)) if rows[i].stop is None]
@@ -220,7 +220,7 @@ def end_turn(frame, groups, row, outcome, rules):
     t = row.trajectory
     t.end_turn(row.text, row.reply, row.stop, outcome, (*row.times, time.time()))
     if not t.stop:
-        # What this raises, such as for an image that is refused, ends only this episode.
+        # In run/groups.py what this raises (a refused image) ends only this episode.
         fits = groups.attempt(t.env_index, frame.append_next_prompt, t, rules)
         if isinstance(fits, Exception):
             t.fail(fits)

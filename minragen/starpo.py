@@ -1,7 +1,7 @@
 """StarPO as equations: rewards -> advantages -> losses, and the filter over groups.
 
-Pure tensor functions, vectorised over the batch; unknown names raise ValueError. tests/slow.py does
-the same in plain loops, and tests/test_step.py compares the two.
+Pure tensor functions, vectorised over the batch. tests/slow.py does the same in plain loops, and
+tests/test_step.py compares the two.
 
 StarPO (State-Thinking-Actions-Reward Policy Optimisation; Wang et al. 2025, arXiv 2504.20073)
 maximises the return of whole multi-turn trajectories. Only sampled tokens are actions; prompts and
@@ -21,13 +21,12 @@ adds to ESTIMATORS and FILTERS.
 import torch
 from torch.nn.functional import pad
 
-KL_ESTIMATORS = ("k1", "k2", "k3")  # as a loss k2 or k3
 AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum",
                 "seq-mean-token-sum-norm")
 LOG_RATIO_LIMIT = 20.0  # |log ratio| is clamped to it before exp, so a freak token cannot be inf
 ZERO = 1e-10  # a reward std that is no larger counts as 0
-# Relative size of rounding errors: sums of the same numbers in another order differ by less.
-ROUNDING = 1e-6  # numbers that differ by less count as equal, advantages of less as 0
+# A std of at most this share of its group's largest |x| is rounding; so is an advantage of less.
+ROUNDING = 1e-6
 VALUE_CLIP = 0.5  # how far one update may move a value
 
 
@@ -35,17 +34,16 @@ VALUE_CLIP = 0.5  # how far one update may move a value
 def filter_groups(stds, value=0.9, name="top_p"):
     """SNR filter of RAGEN V2: which groups carry enough signal to learn from.
 
-    Spreads of up to 1e-10 count as 0. They are rounded to a millionth of the largest, so that equal
-    stds tie; of tied groups the earlier wins.
+    Stds of up to 1e-10 count as 0. All are rounded to a millionth of the largest, so that equal
+    ones tie; of tied groups the earlier wins.
 
     stds: (P,) float >= 0, the reward's standard deviation within each group (`group_std`)
     name, value: a row of FILTERS and its argument      returns: (P,) bool
-    raises: ValueError for an unknown name, a value outside its range, a std below 0 or not finite
+    raises: ValueError for a value outside its range, a std below 0 or not finite
 
     >>> filter_groups(torch.tensor([9.0, 1.0, 5.0]), 0.9).tolist()
     [True, False, True]
     """
-    _check_name("filter", name, FILTERS)
     if not bool((stds.isfinite() & (stds >= 0)).all()):
         raise ValueError(f"filter {name}: got {stds.tolist()}, expected finite stds >= 0.")
     stds = stds.masked_fill(stds <= ZERO, 0.0)
@@ -56,7 +54,7 @@ def filter_groups(stds, value=0.9, name="top_p"):
 
 
 def top_p(ranked, value, eps=0.01):
-    """The fewest groups whose stds sum to value - eps of the total; at value 1 all stds above 0.
+    """The fewest groups that hold value - eps (RAGEN's) of all stds; at value 1 all stds above 0.
 
     ranked: (P,) stds, the largest first      returns: (P,) bool
     """
@@ -85,11 +83,6 @@ def check_share(name, value, least=0):
                          f"at most 1.")
 
 
-def _check_name(what, name, known):
-    if name not in known:
-        raise ValueError(f"unknown {what} {name!r}: expected one of {', '.join(known)}.")
-
-
 def group_std(x, groups):
     """The sample standard deviation of x in each group; 0 of a group of one.
 
@@ -102,8 +95,8 @@ def group_moments(x, groups):
     """Mean, sample std and size (P,) of each group, and the deviation (E,) of each x from its mean.
 
     The smallest x of a group is subtracted first, so that equal x have a std of exactly 0: the
-    float32 mean of sixteen 0.9s is not 0.9. If a std is at most ROUNDING times the largest |x|, it
-    and the group's deviations are 0.
+    float32 mean of sixteen 0.9s is not 0.9. A std of at most ROUNDING times the group's largest |x|
+    is 0, and so are the group's deviations.
     """
     P = int(groups.max()) + 1
 
@@ -127,7 +120,7 @@ def last_token_rewards(scores, response_mask):
 
     scores: (B,)      returns: (B, T)
     """
-    last = turn_ends(response_mask.long() - 1, response_mask)  # one turn: 0 where sampled, else -1
+    last = response_mask & (response_mask.flip(1).cumsum(1).flip(1) == 1)
     return torch.where(last, scores[:, None], 0.0)
 
 
@@ -135,12 +128,10 @@ def overlong_penalty(turn_ids, max_new_tokens, share):
     """DAPO's penalty of replies that come close to their limit (Yu et al. 2025, eq. 13): 0 up to a
     length of free = max_new_tokens * (1 - share), then falling linearly to -1 at max_new_tokens.
 
-    turn_ids: (B, T) int64, -1 where not sampled      share: 0 for no penalty
+    turn_ids: (B, T) int64, -1 where not sampled      share: in (0, 1)
     returns: (B, T), on the last token of a turn
     """
     ones, zone = torch.ones(turn_ids.shape, device=turn_ids.device), max_new_tokens * share
-    if not share:
-        return torch.zeros_like(ones)
     beyond = turn_sums(ones, turn_ids) - max_new_tokens + zone
     return -(beyond / zone).clamp(0, 1) * turn_ends(turn_ids, turn_ids >= 0)
 
@@ -178,12 +169,12 @@ def kl_estimate(logprobs, ref_logprobs, estimator="k3"):
                                of KL(ref || pi), with weights exp(d), so few tokens dominate
     all inputs: (B, T) or (N,)      returns: nats, same shape
     """
-    _check_name("kl_estimator", estimator, KL_ESTIMATORS)
     d = ref_logprobs - logprobs
     if estimator == "k1":
         return -d
     if estimator == "k2":
         return 0.5 * d**2
+    assert estimator == "k3"
     # A large d would outweigh all other tokens. A very negative d needs no clamp: k3 is about -d.
     d = d.clamp(max=LOG_RATIO_LIMIT)
     return torch.expm1(d) - d
@@ -191,8 +182,8 @@ def kl_estimate(logprobs, ref_logprobs, estimator="k3"):
 
 # ---- Which advantages ----------------------------------------------------------------------------
 # name -> (kind, function of a Batch and the Config). A new estimator is a function and a row here.
-#   "group"   compares the scores of a group's members: advantages (E,), which
-#             train.compute_advantages copies to each sampled token, or (B, T)
+#   "group"   compares the scores of a group's members: advantages (B, T), or (E,), which
+#             train.compute_advantages copies to each sampled token
 #   "reward"  sums token rewards: advantages (B, T)
 #   "critic"  sums them with values: advantages, returns, value_mask, all (B, T)
 ESTIMATORS = {
@@ -251,8 +242,8 @@ def masked_gae(rewards, values, response_mask, gamma=1.0, lam=1.0):
     """Token-level GAE in which only sampled tokens are time steps.
 
     Observation tokens sit between two actions but are not actions, so they must not consume a
-    gamma*lam step. With gamma = lam = 1, RAGEN's default, steps cost nothing, so a missing mask
-    would not show. tests/test_starpo.py shows both.
+    gamma*lam step. With gamma = lam = 1, RAGEN's default, steps cost nothing, and a missing mask
+    would not show (tests/test_starpo.py).
 
         delta_k = r_k + gamma * V_{k+1} - V_k          k indexes sampled tokens only,
                                                        V after the last is 0
@@ -290,8 +281,8 @@ def _next(mask):
 def _from_the_end(x, decay):
     """Solve y_t = x_t + decay_t * y_{t+1}, with 0 after the last: every recursion of this file.
 
-    By doubling: if s_t is the sum over the w steps from t on, and p_t the product of their decays,
-        s_t <- s_t + p_t * s_{t+w},    p_t <- p_t * p_{t+w}
+    By doubling: if y_t is the sum over the w steps from t on, and d_t the product of their decays,
+        y_t <- y_t + d_t * y_{t+w},    d_t <- d_t * d_{t+w}
     are those of 2w steps: a thousand tokens take ten passes over (B, T). No gradient flows.
 
     >>> _from_the_end(torch.ones(1, 3), torch.full((1, 3), 0.5)).tolist()
@@ -336,12 +327,9 @@ def policy_loss(logprobs, old_logprobs, advantages, clip_low, clip_high, dual_cl
     sequence_mask: (B, T) bool; if given, all tokens of a row share one ratio, the geometric mean
         over its masked tokens (GSPO, Zheng et al. 2025, eq. 7): exp(mean_t (log ratio_t))
     the first three: (B, T), or (N,) without sequence_mask
+    dual_clip: more than 1, or 0
     returns: loss, and clipped (bool: the clipped branch was the larger one)
-    raises: ValueError if dual_clip is neither 0 nor above 1
     """
-    if dual_clip and dual_clip <= 1:
-        raise ValueError(f"policy_loss: got dual_clip={dual_clip}, expected more than 1, or 0 for "
-                         f"none.")
     log_ratio = logprobs - old_logprobs
     if sequence_mask is not None:
         count = sequence_mask.sum(dim=1, keepdim=True).clamp(min=1)
@@ -410,7 +398,6 @@ def loss_weights(mask, mode="token-mean", horizon=1):
 
     mask: (B, T) bool      horizon: tokens that a row may have      returns: (B, T) float32
     """
-    _check_name("aggregation", mode, AGGREGATIONS)
     tokens = mask.sum(dim=1, keepdim=True).clamp(min=1)  # (B, 1)
     rows = mask.any(dim=1).sum().clamp(min=1)
     per = {"token-mean": mask.sum().clamp(min=1), "seq-mean-token-mean": rows * tokens,

@@ -32,7 +32,7 @@ from minragen.trajectory import make_batch
 # Seeds of training instances begin at TRAIN_SEED + (seed of the run) * config.TRAIN_SEED_STRIDE,
 # seeds of validation instances at 0.
 TRAIN_SEED = 2**41
-EMPTY_STEPS = 5  # a run ends after this many steps in a row without an informative group
+EMPTY_STEPS = 5  # a run ends after this many steps in a row whose filter kept no group
 MOST_SKIPPED = 5  # a run fails after this many updates in a row that are not finite
 
 
@@ -67,7 +67,7 @@ class Callbacks:
 
     def diagnose(self, learner, step, played, rows, batch):
         """More metrics, measured before the update. rows: indices into make_batch(played) that the
-        filter kept; batch: those rows with their targets, None if there are none."""
+        filter kept; batch: those rows with their targets, None without rows."""
         return {}
 
     def write(self, metrics):
@@ -103,7 +103,7 @@ class Learner:
     critic_optimizer: AdamW | None = None
     reference: Policy | None = None  # the policy before RL, or a teacher: the KL is measured to it
     step: int = 0  # finished steps
-    validation_due: bool = True  # stays True if the run is stopped before it
+    validation_due: bool = True  # until the validation has been made
     best_success: float = -1.0  # best held-out success after step 0
     ended: str = ""  # why training ends before the last step
     rounds: int = 0  # how often P new groups were played: once a step, more often if resampled
@@ -301,7 +301,7 @@ def compute_targets(learner, batch, config):
         batch = replace(batch, values=in_micro_batches(
             learner, batch, config, lambda part: learner.critic(part.tokens, part.response_mask)))
     batch = compute_advantages(batch, config)
-    if config.tis_cap:  # scales the loss: each token's loss is proportional to its advantage
+    if config.tis_cap:  # scales the policy loss, which is proportional to the advantage
         batch = replace(batch, advantages=batch.advantages * starpo.truncated_weights(
             batch.old_logprobs, batch.sample_logprobs, config.tis_cap, batch.response_mask))
     if learner.critic:
@@ -315,10 +315,10 @@ def token_rewards(batch, config):
     """scores (B,), token_rewards (B, T) of a Batch, and metrics.
 
     1. The overlong penalty is added to the environment's rewards.
-    2. scores: the sum over the episode.
+    2. scores: their sums by episode.
     3. token_rewards: with credit "episode" the score on the row's last token; with credit "turn"
-       each turn's reward on its last token. If each row is one turn, a turn gets its return-to-go
-       over turns instead, because the later rewards stand in other rows.
+       each turn's reward on its last token, but in windowed contexts, where later turns are other
+       rows, the turn's return-to-go.
     4. The KL is subtracted: from token_rewards token by token, from scores its sum.
     """
     rewards, scores, metrics = batch.rewards, batch.episode_returns, {}
@@ -382,7 +382,7 @@ def set_learning_rates(learner, config, step):
 
 def mini_batches(batch, config, step):
     """The mini-batches of all epochs: random rows, with each token's weights in the losses. Sizes
-    differ by at most one row, because the rows of a smaller mini-batch weigh more."""
+    differ by at most one row: in a small mini-batch each row would weigh more."""
     count = math.ceil(len(batch) / config.mini_batch)
     for epoch in range(config.epochs):
         shuffle = torch.Generator().manual_seed(hash_seed(config.seed, step, epoch))
@@ -419,7 +419,7 @@ def backward(learner, mini, config, progress=lambda rows: None):
 
 
 def policy_losses(policy, part, config):
-    """{term: loss} and {metric: value}: this micro-batch's parts of sums over the mini-batch."""
+    """{term: loss} and {metric: value}: this micro-batch's shares of the mini-batch's."""
     loss_share = partial(starpo.aggregate, weights=part.loss_weights)
     metric_share = partial(starpo.aggregate, weights=part.mean_weights)
     mask = part.response_mask | part.predicted_mask  # the latter is all False without ECHO

@@ -113,7 +113,7 @@ class Trajectory:
 
     @property
     def tokens(self):
-        """All ids that the last turn saw or sampled."""
+        """All ids so far; in more/windows.py those of the last turn."""
         return self.sequences[-1].tokens
 
     @property
@@ -179,7 +179,7 @@ class Batch:
     group_ids: Tensor  # (B,) int64
     episode_ids: Tensor  # (B,) int64
     episode_returns: Tensor  # (B,) float32, the sum of the environment's rewards in the episode
-    state_ids: Tensor  # (B, T) int64, at a turn's last token the state that it answered; else -1
+    state_ids: Tensor  # (B, T) int64, at a turn's last token the state before the turn; else -1
     predicted_mask: Tensor  # (B, T) bool, the tokens of observations that ECHO predicts
     # -- added by train.compute_targets; (B, T) unless said otherwise
     old_logprobs: Tensor | None = None
@@ -250,7 +250,7 @@ class Batch:
 
 
 def make_batch(trajectories):
-    """Pad to the longest. Groups are renumbered: a group whose episodes all failed is left out."""
+    """Pad to the longest. Groups are renumbered: those that failed as a whole would leave gaps."""
     rows = [(sequence, t, e) for e, t in enumerate(trajectories) for sequence in t.sequences]
 
     def column(name, fill):

@@ -19,6 +19,7 @@ from minragen.config import ALGOS, PRESETS, ROOM, Config, preset
 from minragen.envs import REGISTRY
 from minragen.look import report
 from minragen.run.bundled import choose_model
+from minragen.run.command import summary
 from minragen.run.groups import check_environments
 from minragen.run.runs import load_config, read_config
 from minragen.support.options import ELSEWHERE, nearest, parse_options
@@ -39,8 +40,8 @@ class TestOptions:
     def test_what_differs_from_the_preset_is_known(self):
         options = ["--env", "bandit", "--seed", "3", "--algo", "ppo"]
         start = "the preset of bandit, ppo, tiny, free_think, "
-        assert settings.summary(parsed(*options)) == f"{start}unchanged"
-        assert settings.summary(parsed(*options, "--lr", "0.5")) == f"{start}with lr=0.5"
+        assert summary(parsed(*options)) == f"{start}unchanged"
+        assert summary(parsed(*options, "--lr", "0.5")) == f"{start}with lr=0.5"
 
     def test_a_model_in_a_folder_goes_by_the_last_part_of_its_path(self, tmp_path):
         options = ("--env", "bandit", "--kl-coef", "0.1")
@@ -49,7 +50,7 @@ class TestOptions:
         loaded = [SimpleNamespace(name=name, settings=config, config=config) for name, config in (
             (name, parsed(*options, "--model", path, "--teacher", path))
             for name, path in folders.items())]
-        said = [settings.summary(loaded[0].config), *report.configurations(loaded),
+        said = [summary(loaded[0].config), *report.configurations(loaded),
                 choose_model(folders["one"], "cpu")[2]]
         assert "away" not in " ".join(said)
         assert all(re.search(r"\b(one|two)\b", text) for text in said), said
@@ -223,7 +224,7 @@ class TestBadInput:
             (["--temperature", "nan"], "temperature: got nan, expected a finite number"),
             (["--steps", "2000000"], "got 64000000, expected at most 16777216, the instances"),
             (["--algo", "dapo", "--steps", "500000"], "(1 + resample): got 64000000, expected"),
-            (["--dual-clip", "0.5"], "got dual_clip=0.5, expected more than 1"),
+            (["--dual-clip", "0.5"], "dual_clip: got 0.5, expected more than 1"),
             (["--filter-value", "0.005"], "filter top_p: got a value of 0.005"),
             (["--top-p", "2"], "top_p: got 2.0, expected at most 1."),
             (["--run", "x" * 300], "up to 100 letters"), (["--run", "../x"], "bad run name"),

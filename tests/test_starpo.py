@@ -210,13 +210,8 @@ class TestModule:
                 ("inf, expected a whole number above 0", starpo.filter_groups, x, inf, "top_k_abs"),
                 ("2.5, expected a whole number above 0", starpo.filter_groups, x, 2.5, "top_k_abs"),
                 ("got a value of nan, expected more than 0", starpo.filter_groups, x, nan, "min_p"),
-                ("unknown filter 'x': expected one of none, ", starpo.filter_groups, x, 0.9, "x"),
-                ("unknown kl_estimator 'x': expected one of k1, ", starpo.kl_estimate, x, x, "x"),
-                ("unknown aggregation 'x': expected one of ", starpo.loss_weights, mask, "x"),
                 ("got shapes (1, 2), (2,) and (1, 2), ", starpo.masked_gae, mask.float(), x, mask),
                 ("(1, 2), expected three equal ones", starpo.masked_gae, x, x, mask),
-                ("other than 0 and 1. End an", estimators.maxrl_advantages, x / 2, x.long()),
-                ("dual_clip=1.0, expected more than 1", starpo.policy_loss, x, x, x, 0.2, 0.2, 1.0),
-                ("dual_clip=-3, expected more than 1", starpo.policy_loss, x, x, x, 0.2, 0.2, -3)]:
+                ("other than 0 and 1. End an", estimators.maxrl_advantages, x / 2, x.long())]:
             with pytest.raises(ValueError, match=re.escape(said)):
                 function(*arguments)

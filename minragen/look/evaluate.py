@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from minragen.config import changed_environment, env_names
+from minragen.config import BUDGETS, env_names
 from minragen.look.intervals import pass_at_k, wilson
 from minragen.look.players import DEMONSTRATIONS, players, scripted
 from minragen.more.vision import images_of
@@ -104,6 +104,12 @@ def show(tables, split, subject, temperature):
                   f"{f['return']:7.3f}  {f['turns']:5.2f}  {tokens:>6}  {f['valid']:5.2f}")
         if table.passed:
             print("  ".join(f"pass@{k} {rate:.3f}" for k, rate in table.passed.items()))
+
+
+def changed_environment(config):
+    """The environment options, budgets and layers that a Config sets, as texts."""
+    budgets = [f"{n}={getattr(config, n)}" for n in BUDGETS if getattr(config, n)]
+    return [*config.env_arg, *budgets, *config.layer]
 
 
 def write(folder, measured, split, set_name):

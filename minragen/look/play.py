@@ -12,7 +12,7 @@ import itertools
 
 from minragen.environments.board import Board
 from minragen.envs import make
-from minragen.eval import add_subject_options, parse
+from minragen.eval import add_shared_options, parse
 from minragen.look.faults import Parser, printable
 from minragen.support.formats import forced_prefix
 from minragen.support.options import parse_options
@@ -26,7 +26,7 @@ def main(argv):
     parser.add_argument("env", nargs="?", help="you play this environment")
     parser.add_argument("--run", help="the policy of this run, a folder under runs/, plays")
     parser.add_argument("--seed", type=int, default=0, help="the first instance [0]")
-    add_subject_options(parser)
+    add_shared_options(parser)
     args = parse(parser, argv or ["--help"], (
         ("checkpoint", "run"), ("set", "run"), ("temperature", "run"), ("device", "run")))
     if (args.env is None) == (args.run is None):

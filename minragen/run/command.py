@@ -21,6 +21,7 @@ from functools import partial
 from minragen import config as settings
 from minragen.envs import ELSEWHERE, REGISTRY
 from minragen.look.faults import Console, Parser, told
+from minragen.support.options import short
 
 MOST_PROCESSES = 4  # of `--nproc auto`
 ACCELERATORS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # of NVIDIA, AMD, and both in WSL
@@ -58,6 +59,15 @@ def opening_line(config, resume, count=1):
     what = (f"continues {config.run}" if resume else
             f"{config.env} with {config.algo}, seed {config.seed}")
     return f"minragen  {what}" + f"; {count} processes" * (count > 1)
+
+
+def summary(config):
+    """One line: what differs from the preset."""
+    base = settings.preset_of(config)
+    changed = ", ".join(f"{name}={short(value)}" for name, value in vars(config).items()
+                        if value != getattr(base, name) and name not in ("run", "seed", "device"))
+    kind = config.env, config.algo, short(config.model), config.response_format
+    return f"the preset of {', '.join((*kind, changed and 'with ' + changed or 'unchanged'))}"
 
 
 def processes(asked, config, alone=False):
