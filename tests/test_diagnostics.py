@@ -318,7 +318,7 @@ class TestFirstLook:
 
 class TestStoredRuns:
     def test_no_run_of_the_results_warns(self):
-        """How early the warnings came in runs that collapsed is in docs/metrics.md."""
+        """How early warnings came in runs that collapsed is in lab/results/warnings.csv."""
         names = archive.names("*-grpo-s[0-9]")
         assert len(names) >= 3 * len(REGISTRY)
         for name in names:

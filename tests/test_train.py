@@ -549,7 +549,7 @@ class TestMetrics:
 
     def pattern(self, key):
         """The key as the page writes it."""
-        for found, written in ((r"(val|test)/(bandit|frozenlake)/", "SPLIT/ENV/"),
+        for found, written in ((r"(val|test)/(bandit|frozenlake)/.*", "SPLIT/ENV/METRIC"),
                                (r"(val|test)/", "SPLIT/"),
                                (r"(bandit|frozenlake)/.*", "ENV/METRIC"),
                                (r"gradient/bucket_(?!1/)\d+/", "gradient/bucket_2/")):

@@ -355,8 +355,8 @@ def warnings_of(history):
 
     Three signs of a collapse, each compared with the first WINDOW steps. While a run learns they
     mean nothing: a solved task has little reward_std, too. docs/metrics.md says how often they are
-    right, and how early. A warning is given when its condition becomes true, and again only after
-    REARM steps in which it was false.
+    right. A warning is given when its condition becomes true, and again only after REARM steps in
+    which it was false.
 
     history: the lines of metrics.jsonl so far; only those of training steps (`reward_std`) count
     """
