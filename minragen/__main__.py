@@ -22,7 +22,7 @@ COMMANDS = {
     "train": "minragen.run.command:train",
     "eval": "minragen.eval:main",
     "report": "minragen.look.report:main",
-    "play": "minragen.look.play:main",
+    "play": "minragen.run.command:play",
     "reproduce": "minragen.run.reproduce:main",
     "serve": "minragen.look.serve:main",
     "environments": "minragen.look.play:environments"}

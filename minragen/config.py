@@ -238,6 +238,15 @@ def unchecked(given):
     return dataclasses.replace(base, **given | {"env_arg": (*kept, *options)})
 
 
+def summary(config):
+    """One line: what differs from the preset."""
+    base = preset_of(config)
+    changed = ", ".join(f"{name}={typed.short(value)}" for name, value in vars(config).items()
+                        if value != getattr(base, name) and name not in ("run", "seed", "device"))
+    kind = config.env, config.algo, typed.short(config.model), config.response_format
+    return f"the preset of {', '.join((*kind, changed and 'with ' + changed or 'unchanged'))}"
+
+
 def _usage_error(message):
     raise ValueError(message[0].lower() + message[1:] + ". See --help.")
 

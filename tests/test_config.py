@@ -19,7 +19,6 @@ from minragen.config import ALGOS, PRESETS, ROOM, Config, preset
 from minragen.envs import REGISTRY
 from minragen.look import report
 from minragen.run.bundled import choose_model
-from minragen.run.command import summary
 from minragen.run.groups import check_environments
 from minragen.run.runs import load_config, read_config
 from minragen.support.options import ELSEWHERE, nearest, parse_options
@@ -40,8 +39,8 @@ class TestOptions:
     def test_what_differs_from_the_preset_is_known(self):
         options = ["--env", "bandit", "--seed", "3", "--algo", "ppo"]
         start = "the preset of bandit, ppo, tiny, free_think, "
-        assert summary(parsed(*options)) == f"{start}unchanged"
-        assert summary(parsed(*options, "--lr", "0.5")) == f"{start}with lr=0.5"
+        assert settings.summary(parsed(*options)) == f"{start}unchanged"
+        assert settings.summary(parsed(*options, "--lr", "0.5")) == f"{start}with lr=0.5"
 
     def test_a_model_in_a_folder_goes_by_the_last_part_of_its_path(self, tmp_path):
         options = ("--env", "bandit", "--kl-coef", "0.1")
@@ -50,7 +49,7 @@ class TestOptions:
         loaded = [SimpleNamespace(name=name, settings=config, config=config) for name, config in (
             (name, parsed(*options, "--model", path, "--teacher", path))
             for name, path in folders.items())]
-        said = [summary(loaded[0].config), *report.configurations(loaded),
+        said = [settings.summary(loaded[0].config), *report.configurations(loaded),
                 choose_model(folders["one"], "cpu")[2]]
         assert "away" not in " ".join(said)
         assert all(re.search(r"\b(one|two)\b", text) for text in said), said

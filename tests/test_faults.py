@@ -20,7 +20,7 @@ from minragen import train as trainer
 from minragen.__main__ import main as command
 from minragen.environments import limits
 from minragen.look import faults
-from minragen.look import play as on_screen
+from minragen.run import command as commands
 from minragen.run.groups import PatientGroups
 from minragen.run.log import ENDED, Log
 
@@ -150,7 +150,7 @@ class TestSentences:
         with pytest.raises(SystemExit, match=r"^error: TypeError: 'str' object is not callable "
                                              r"\(.*envs\.py:\d+ in make\)\.$"):
             command(["play", "bandit"])
-        monkeypatch.setattr(on_screen, "parse_options", lambda options: [].index(1))
+        monkeypatch.setattr(commands, "parse_options", lambda options: [].index(1))
         with pytest.raises(SystemExit, match="ValueError: 1 is not in list .*test_faults"):
             command(["play", "bandit"])
         assert capsys.readouterr().err.count("Traceback") == 2

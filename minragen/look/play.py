@@ -4,7 +4,7 @@
     python -m minragen play --run my-run --seed 3    (or: make play RUN=my-run)
     python -m minragen environments sokoban 0        the solver's episode
 
-Reading order: `main`, `play`, `show_run`, `shown`, `environments`.
+Reading order: `play`, `show_run`, `shown`, `environments`.
 """
 
 import contextlib
@@ -12,38 +12,10 @@ import itertools
 
 from minragen.environments.board import Board
 from minragen.envs import make
-from minragen.eval import add_shared_options, parse
 from minragen.look.faults import Parser, printable
 from minragen.support.formats import forced_prefix
-from minragen.support.options import parse_options
 
 SHOWN = 3  # instances of a run's policy
-
-
-def main(argv):
-    """The command: play an environment, or watch the policy of a run play."""
-    parser = Parser(prog="minragen play", description="Play, or watch a run's policy play.")
-    parser.add_argument("env", nargs="?", help="you play this environment")
-    parser.add_argument("--run", help="the policy of this run, a folder under runs/, plays")
-    parser.add_argument("--seed", type=int, default=0, help="the first instance [0]")
-    add_shared_options(parser)
-    args = parse(parser, argv or ["--help"], (
-        ("checkpoint", "run"), ("set", "run"), ("temperature", "run"), ("device", "run")))
-    if (args.env is None) == (args.run is None):
-        parser.error("give an environment, or --run NAME")
-    if args.run and len(args.run.split()) > 1:
-        parser.error("play takes one run")
-    if args.run and args.layer:
-        parser.error("--layer has no effect with --run: a run keeps its layers")
-    if not 0 <= args.seed <= 2**62:
-        parser.error(f"--seed: got {args.seed}, expected 0 to 2**62")
-    if args.run is None:
-        play(args.env, args.split, args.seed,
-             parse_options(args.env_arg) | {"layers": args.layer})
-    else:
-        from minragen.run import measure  # which needs torch
-
-        measure.show(args)
 
 
 def play(name, split, seed, options, ask=input, say=print):

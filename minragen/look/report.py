@@ -22,12 +22,12 @@ from pathlib import Path
 import jinja2
 import numpy as np
 
+from minragen.config import summary
 from minragen.look.diagnostics import warnings_of
 from minragen.look.evaluate import changed_environment
 from minragen.look.faults import Parser, first_line
 from minragen.look.intervals import difference, wilson
 from minragen.run import runs
-from minragen.run.command import summary
 from minragen.support.options import short
 
 DATA = Path(__file__).parent.parent / "data"

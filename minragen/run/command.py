@@ -1,13 +1,14 @@
-"""The command `minragen train`. It refuses mistyped names, and prints the first line of a run,
-before PyTorch and transformers are loaded, which takes seconds.
+"""The commands `minragen train` and `minragen play`. They refuse mistyped names, and print their
+first line, before PyTorch and transformers are loaded, which takes seconds.
 
     make train ENV=bandit      (the same: python -m minragen train --env bandit --nproc auto)
+    make play ENV=bandit       (the same: python -m minragen play bandit)
 
 torchrun starts `python -m minragen.train`, which prints the first line after they are loaded.
 
-Reading order: `train`, `processes`, `launch`.
+Reading order: `train`, `processes`, `launch`; `play`.
 
-Tests: `python -m pytest tests/test_command.py`.
+Tests: `python -m pytest tests/test_command.py tests/test_eval.py`.
 """
 
 import logging
@@ -21,7 +22,7 @@ from functools import partial
 from minragen import config as settings
 from minragen.envs import ELSEWHERE, REGISTRY
 from minragen.look.faults import Console, Parser, told
-from minragen.support.options import short
+from minragen.support.options import parse_options
 
 MOST_PROCESSES = 4  # of `--nproc auto`
 ACCELERATORS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # of NVIDIA, AMD, and both in WSL
@@ -59,15 +60,6 @@ def opening_line(config, resume, count=1):
     what = (f"continues {config.run}" if resume else
             f"{config.env} with {config.algo}, seed {config.seed}")
     return f"minragen  {what}" + f"; {count} processes" * (count > 1)
-
-
-def summary(config):
-    """One line: what differs from the preset."""
-    base = settings.preset_of(config)
-    changed = ", ".join(f"{name}={short(value)}" for name, value in vars(config).items()
-                        if value != getattr(base, name) and name not in ("run", "seed", "device"))
-    kind = config.env, config.algo, short(config.model), config.response_format
-    return f"the preset of {', '.join((*kind, changed and 'with ' + changed or 'unchanged'))}"
 
 
 def processes(asked, config, alone=False):
@@ -123,3 +115,30 @@ def process(rank, run):
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     Console.take_over()  # a process that was not forked prints by itself
     run()
+
+
+def play(argv):
+    """Let a person play an environment in the terminal, or a run's policy."""
+    from minragen import eval as evaluation
+    from minragen.look import play as terminal
+
+    parser = Parser(prog="minragen play", description="Play, or watch a run's policy play.")
+    parser.add_argument("env", nargs="?", help="you play this environment")
+    parser.add_argument("--run", help="the policy of this run, a folder under runs/, plays")
+    parser.add_argument("--seed", type=int, default=0, help="the first instance [0]")
+    evaluation.add_shared_options(parser)
+    args = evaluation.parse(parser, argv or ["--help"], (
+        ("checkpoint", "run"), ("set", "run"), ("temperature", "run"), ("device", "run")))
+    if (args.env is None) == (args.run is None):
+        parser.error("give an environment, or --run NAME")
+    if args.run and len(args.run.split()) > 1:
+        parser.error("play takes one run")
+    if args.run and args.layer:
+        parser.error("--layer has no effect with --run: a run keeps its layers")
+    if not 0 <= args.seed <= 2**62:
+        parser.error(f"--seed: got {args.seed}, expected 0 to 2**62")
+    if args.run is None:
+        terminal.play(args.env, args.split, args.seed,
+                      parse_options(args.env_arg) | {"layers": args.layer})
+    else:
+        pkgutil.resolve_name("minragen.run.measure:show")(args)

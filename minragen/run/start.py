@@ -50,7 +50,7 @@ from minragen.look.faults import Console, Failure
 from minragen.models import AdamW, Critic
 from minragen.rollout import first_prompt
 from minragen.run import bundled, distributed, memory, runs
-from minragen.run.command import opening_line, summary
+from minragen.run.command import opening_line
 from minragen.run.groups import check_environments, collect, env_groups
 from minragen.run.load import foreign, load_policy
 from minragen.run.log import Log
@@ -252,7 +252,7 @@ def main(argv=None, begun=False):
         if not begun:
             say(opening_line(config, resume, distributed.world_size()))
         say(f"model     {why}")
-        say(f"settings  {summary(config)}")
+        say(f"settings  {settings.summary(config)}")
         gc.freeze()  # the libraries' objects: to search them for garbage takes 0.2 s each time
         stopped = run(config, resume, say) is None
         distributed.end()
