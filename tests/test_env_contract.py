@@ -222,7 +222,7 @@ class TestSplits:
         for env, *of_splits in zip(*(forms(env_name, split) for split in ("train", *SPLITS))):
             owner = {}
             env.reset(seed=0)
-            for seed in range(5_000):
+            for seed in range(2_000):
                 env._reset(np.random.default_rng([seed, 0, 0]))
                 split = env.instance_split()
                 assert split in SPLITS and owner.setdefault(env.instance(), split) == split
@@ -238,7 +238,7 @@ class TestSolver:
     def test_the_solver_succeeds_on_every_instance_by_a_plan_for_the_turns_left(self, env_name):
         """It plans again every turn; without randomness its first plan is enough."""
         for env in itertools.chain(*(forms(env_name, split) for split in SPLITS)):
-            for seed in seeds(env_name, 50) if has_solver(env) else ():
+            for seed in seeds(env_name, 24) if has_solver(env) else ():
                 episode = play(env, seed, lambda e: e.solve()[0])
                 assert episode.success or episode.replaced, (env.split, seed)
                 env.reset(seed=seed)

@@ -107,7 +107,7 @@ def replayed(*given):
 
 @pytest.mark.usefixtures("float64")
 class TestTrajectories:
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=20, deadline=None)
     @given(seed=st.integers(0, 9), longest=st.integers(0, 40), share=st.floats(0.01, 1),
            max_rows=st.integers(1, 14), context=st.sampled_from(["full", "limited", "single_turn"]),
            env=st.sampled_from(["Slow", "SlowAndFaulty", "Lottery"]),
