@@ -10,7 +10,7 @@ takes the rate of the best validation (the preset's among equals), and trains SE
 run has all steps of the preset, unless no group teaches anything any more. A row of
 lab/results/leaderboard.json is a run, one of lab/results/leaderboard-models.json a model in an
 environment. What is stored is not repeated; a run whose preset, or whose module, has changed counts
-as missing. docs/leaderboard.md is made of both files.
+as missing. docs/results.md shows both files.
 
 Reading order: `main`; `train_algorithms`, `fill`, `measure`; `replicates` (the bootstrap),
 `algorithms_table`, `verdicts`; `evaluate_models`, `models_table`.
@@ -36,8 +36,7 @@ import numpy as np
 import transformers
 from scipy.stats import rankdata
 
-from lab import archive
-from lab.environments import table, with_interval
+from lab.environments import table
 from minragen import config as settings
 from minragen import eval as evaluation
 from minragen import train
@@ -52,7 +51,7 @@ from minragen.support.options import nearest
 ROOT = Path(__file__).resolve().parent.parent
 STORED = ROOT / "lab" / "results" / "leaderboard.json"
 MODELS = ROOT / "lab" / "results" / "leaderboard-models.json"
-PAGE = "docs/leaderboard.md"
+PAGE = "docs/results.md"
 # Minutes of a core that a run takes; with a critic it takes CRITIC times as long.
 MINUTES = {"bandit": 0.2, "countdown": 3, "metamathqa": 2, "deepcoder": 1.5, "webshop": 3}
 CRITIC = 1.5
@@ -338,35 +337,17 @@ def algorithms_table(done=None):
         size = next(iter(done[complete[0]].values()))[0]["size"]
         drawn = replicates(rates_of(done, complete, MINUTES), size)
         ranks = interval(rankdata(-over_environments(drawn), axis=1))
-        means = interval(drawn.mean(axis=2))
         for place, algo in enumerate(complete):
-            rate = rates_of(done, [algo], MINUTES).mean()
             low, high = np.floor(ranks[0, place]), np.ceil(ranks[1, place])
             head[algo] = [f"{place + 1} [{low:.0f}, {high:.0f}]",
-                          f"{rate:.3f} [{means[0, place]:.3f}, {means[1, place]:.3f}]"]
+                          f"{rates_of(done, [algo], MINUTES).mean():.3f}"]
     rows = []
     for algo in [*complete, *(algo for algo in done if algo not in complete)]:
-        of_all = [row for mine in done[algo].values() for row in mine]
         rank, mean = head.get(algo, ("", ""))
-        envs = "" if algo in head else f"ENV={','.join(done[algo])} "
-        rows.append([
-            rank, f"`{algo}`", mean,
-            *(cell(done[algo].get(env)) for env in MINUTES),
-            f"{np.mean([row['valid'] for row in of_all]):.2f}",
-            f"{sum(row['minutes'] for row in of_all) / len(SEEDS):.1f}",
-            f"`make leaderboard ALGO={algo} {envs}ARGS=--again`"])
-    return table(("rank", "`ALGO`", "mean", *MINUTES, "valid", "minutes", "command"), rows)
-
-
-def cell(rows):
-    """Mean test success of the seeds in an environment, its interval, and the learning rate if it
-    is not the preset's."""
-    if not rows:
-        return ""
-    rates = np.array([[[row["test"] for row in rows]]])
-    low, high = interval(replicates(rates, rows[0]["size"]))[:, 0, 0]
-    rate = rows[0]["rate"]
-    return f"{rates.mean():.2f} [{low:.2f}, {high:.2f}]" + f" lr x {rate}" * (rate != "1")
+        success = (done[algo].get(env) for env in MINUTES)
+        rows.append([rank, f"`{algo}`", mean, *(
+            f"{np.mean([row['test'] for row in mine]):.2f}" if mine else "" for mine in success)])
+    return table(("rank", "`ALGO`", "mean", *MINUTES), rows)
 
 
 def verdicts(mine, done):
@@ -420,35 +401,24 @@ def evaluate_models(of_model, envs, warmup_steps=0, again=False):
 
 
 def models_table():
-    """A row for each model and scripted player, on the same instances, and one for `tiny`."""
+    """A row for each model, the random policy and the shallow player, on the same instances."""
     rows = [row for row in stored(MODELS).values() if row["size"] == SIZE]
     if not rows:
         return "No model is stored yet."
-    found, minutes = {}, {}  # {player: {env: {"episodes", "success", "valid"}}}
+    found = {}  # {player: {env: {"episodes", "success", "valid"}}}
     for row in rows:
-        minutes[row["model"]] = minutes.get(row["model"], 0) + row["minutes"]
         for player, numbers in row["players"].items():
-            if player != "solver":
+            if player not in ("nearest demonstration", "solver"):
                 name = f"`{row['model']}`" if player == "model" else player
                 found.setdefault(name, {})[row["env"]] = numbers
     lines = []
     for name in sorted(found, key=lambda name: not name.startswith("`")):
         cells = [found[name].get(env) for env in REGISTRY]
         whole = None not in cells
-        took = minutes.get(name.strip("`"))
         lines.append([name, f"{np.mean([c['success'] for c in cells]):.3f}" if whole else "",
-                      *(c and with_interval(c["success"], c["episodes"]) or "" for c in cells),
-                      f"{np.mean([c['valid'] for c in cells]):.2f}" if whole else "",
-                      f"{took:.0f}" if took else ""])
-    tiny = [np.mean([tests_of(env, seed) for seed in SEEDS]) for env in REGISTRY]
-    lines.append(["`tiny` after GRPO, on its own versions", f"{np.mean(tiny):.3f}",
-                  *(f"{rate:.2f}" for rate in tiny), "", ""])
-    return table(("player", "mean", *REGISTRY, "valid", "minutes"), lines)
-
-
-def tests_of(env, seed):
-    """Test success of a run of the results page."""
-    return archive.metrics(f"{env}-grpo-s{seed}")[-1]["test/success"]
+                      *(f"{c['success']:.2f}" if c else "" for c in cells),
+                      f"{np.mean([c['valid'] for c in cells]):.2f}" if whole else ""])
+    return table(("player", "mean", *REGISTRY, "valid"), lines)
 
 
 if __name__ == "__main__":

@@ -124,21 +124,15 @@ def stored():
 
 
 def figures():
-    """A row for each environment and KL whose three runs are stored, for docs/algorithms.md."""
-    rows = []
-    for env, kl in dict.fromkeys((env, kl) for env, kl, _ in tasks()):
-        of = [row for row in stored() if (row["env"], row["kl"]) == (env, kl)]
-        if len(of) == len(SEEDS):
-            clipped, few = (sum(row[name] for row in of) for name in ("clipped", "of_few"))
-            updates = sum(row["updates"] for row in of)
-            rows.append([
-                env, kl or "none", f"{100 * clipped / updates:.0f} %",
-                f"{100 * few / clipped:.0f} %" if clipped else "",
-                f"{max(row['largest_norm'] for row in of):.3g}",
-                *(f"{sum(row[name] for row in of) / len(of):.3f}"
-                  for name in ("val/success", "test/success"))])
-    return table(("environment", "KL in the loss", "clipped updates", "of these due to 4 tokens",
-                  "largest norm", "validation", "test"), rows)
+    """k2 beside k3 in each environment of COMPARED, for docs/algorithms.md."""
+    def of(env, kl, name):
+        return [row[name] for row in stored() if (row["env"], row["kl"]) == (env, kl)]
+
+    return table(("environment", "largest gradient norm with k2", "with k3", "test success with k2",
+                  "with k3"),
+                 [[env, *(f"{max(of(env, kl, 'largest_norm')):.3g}" for kl in ("k2", "k3")),
+                   *(f"{sum(of(env, kl, 'test/success')) / len(SEEDS):.3f}"
+                     for kl in ("k2", "k3"))] for env in COMPARED])
 
 
 def main():

@@ -1,6 +1,7 @@
-"""One thread, no progress bars, runs in a temporary folder, and `--env` for the contract:
+"""One thread, no progress bars, runs in a temporary folder, and options for the two contracts:
 
     python -m pytest tests/test_env_contract.py --env package.module:Class
+    python -m pytest tests/test_algo_contract.py --algo package.module:preset
 """
 
 import os
@@ -22,7 +23,8 @@ for folder in (str(TESTS / "environments"), str(TESTS.parent), ""):
     if folder not in sys.path:
         sys.path.insert(0, folder)
 
-from minragen.envs import REGISTRY  # noqa: E402  the loop above finds it
+from minragen.config import ALGOS  # noqa: E402  the loop above finds it
+from minragen.envs import REGISTRY  # noqa: E402
 
 # What the contract is about: boards.py shows two of the ten as images.
 ALL = (*sorted(REGISTRY), "boards:Lake", "boards:Room")
@@ -143,10 +145,16 @@ def pytest_addoption(parser):
     parser.addoption("--env", action="append", metavar="NAME",
                      help="environment for the contract tests, as envs.make takes it; may be "
                           "repeated [every registered one, and the images of boards.py]")
+    parser.addoption("--algo", action="append", metavar="NAME",
+                     help="preset for the contract of algorithms, as --algo of a training takes "
+                          "it; may be repeated [every preset]")
 
 
 def pytest_generate_tests(metafunc):
-    """A test that takes `env_name` runs once for each `--env`, or each ENV_NAMES of its file."""
+    """A test that takes `env_name` runs once for each `--env`, or each ENV_NAMES of its file; one
+    that takes `algo_name` once for each `--algo`."""
     if "env_name" in metafunc.fixturenames:
         metafunc.parametrize("env_name", getattr(metafunc.module, "ENV_NAMES", None)
                              or metafunc.config.getoption("env") or ALL)
+    if "algo_name" in metafunc.fixturenames:
+        metafunc.parametrize("algo_name", metafunc.config.getoption("algo") or [*ALGOS])

@@ -48,7 +48,7 @@ def checkout(tmp_path_factory):
     (folder / ".venv").symlink_to(sys.prefix)
     (small_env,) = code_blocks("CONTRIBUTING.md", "python")
     reach, secret, fog = code_blocks("add-an-environment.md", "python")
-    (own,) = code_blocks("leaderboard.md", "python")
+    (own,) = code_blocks("algorithms.md", "python")
     for name, lines in (("my_env.py", small_env), ("my_algo.py", own), ("reach.py", reach),
                         ("secret.py", secret), ("fog.py", fog)):
         with open(folder / name, "a") as file:
