@@ -8,7 +8,8 @@ episode. algorithm.py draws step.png, row.png and tree.png in docs/: for them a 
 is made again. In each page of `PAGES` it rewrites what stands between `<!-- begin NAME -->` and
 `<!-- end NAME -->`, and the episode below each `$ .venv/bin/python -m minragen environments NAME
 SEED`. docs/tutorial.ipynb is docs/tutorial.md as a notebook. tests/test_readme.py checks that the
-pages and the notebook say what this script would write.
+pages and the notebook say what this script would write. pictures.py draws loop.png, memory.png and
+code.png, and scoreboard.py findings.png.
 """
 
 import base64
@@ -29,7 +30,17 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from lab import algorithm, archive, environments, gpu, leaderboard, pretrained, tokens, waiting
+from lab import (
+    algorithm,
+    archive,
+    environments,
+    gpu,
+    leaderboard,
+    pictures,
+    pretrained,
+    tokens,
+    waiting,
+)
 from lab.environments import table, with_interval
 from minragen.config import changed_environment
 from minragen.environments.board import read_tiles
@@ -519,6 +530,7 @@ if __name__ == "__main__":
     draw_boards(ROOT / "docs" / "boards.png")
     draw_seen(ROOT / "docs" / "seen.png", "frozenlake-image-grpo-s0")
     algorithm.draw(ROOT / "docs", FIRST)
+    pictures.draw(ROOT / "docs")
     for page in PAGES:
         (ROOT / page).write_text(rewritten(page))
     (ROOT / "docs" / "tutorial.ipynb").write_text(notebook())
