@@ -66,7 +66,7 @@ WORDS = {"view=coord": "positions instead of a grid", "frozen=0.8": "80 % ice",
          "family=formulas": "formulas only", "count=3": "3 numbers",
          "largest=10": "none above 10", "operators=+*": "only + and *"}
 SHOWN = 4  # lines of a reply
-COLOURS = ("tab:blue", "tab:orange", "tab:green")
+COLOURS = ("#0072B2", "#E69F00", "#009E73")  # Okabe and Ito's: the colour-blind tell them apart
 EPISODE = re.compile(
     r"(```console\n\$ \.venv/bin/python -m minragen environments (\w+) (\d+)\n).*?(^```$)",
     re.DOTALL | re.MULTILINE)
@@ -89,7 +89,7 @@ def curve(metrics, key):
 
 def draw(path):
     """Held-out success against step in each environment: three seeds, and two baselines."""
-    figure, grid = plt.subplots(2, 5, figsize=(11, 4.4), sharey=True)
+    figure, grid = plt.subplots(2, 5, figsize=(11, 4.8), sharey=True, layout="constrained")
     for axis, env in zip(grid.flat, REGISTRY):
         runs, last, _ = runs_of(env)
         for seed, (metrics, colour) in enumerate(zip(runs, COLOURS)):
@@ -98,14 +98,16 @@ def draw(path):
         random, *shallow, _ = baselines(env).values()
         axis.axhline(max(shallow), color="black", linestyle="--", lw=1, label="best shallow player")
         axis.axhline(random, color="gray", linestyle=":", lw=1, label="random policy")
-        axis.set_title(env, fontsize=9)
+        axis.set_title(env, fontsize=11)
         axis.set_xticks([0, last[0]["step"]])
         axis.grid(alpha=0.3)
     for axis in grid[:, 0]:
-        axis.set_ylabel("held-out success")
+        axis.set_ylabel("held-out success", fontsize=11)
+    for axis in grid[1]:
+        axis.set_xlabel("training step", fontsize=11)
     grid[0, 0].set_ylim(-0.02, 1.02)
-    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="lower center", ncol=5, fontsize=8)
-    figure.tight_layout(rect=(0, 0.06, 1, 1))
+    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncol=5,
+                  fontsize=11, frameon=False)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
@@ -129,10 +131,12 @@ def draw_pretrained(path):
                  ylim=(0, 1))
         axis.grid(alpha=0.3)
     axes[0, 0].set_ylabel("success")
+    axes[0, 0].plot([], [], ".", color="black", label="a batch in training")
+    axes[0, 0].plot([], [], "o-", color="black", label="held-out instances")
     handles = {}
     for axis in axes[0]:
         handles |= dict(zip(*axis.get_legend_handles_labels()[::-1]))
-    figure.legend(handles.values(), handles, loc="outside upper center", ncol=4, fontsize=8)
+    figure.legend(handles.values(), handles, loc="outside upper center", ncol=6, fontsize=10)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 

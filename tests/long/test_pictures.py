@@ -58,8 +58,8 @@ class TestPictures:
 
 class TestLoop:
     def test_an_episode_played_again_has_the_observations_and_rewards_that_were_stored(self):
-        config, episodes = (read(pictures.LOOP_RUN) for read in (archive.config, archive.episodes))
-        for episode in episodes:
+        config = archive.config(pictures.LOOP_RUN)
+        for episode in archive.episodes(pictures.LOOP_RUN):
             *turns, _ = pictures.replayed(config, episode)
             assert [turn.observation for turn in turns] == [
                 m["content"] for m in episode["messages"][1:] if m["role"] == "user"]
@@ -79,11 +79,11 @@ class TestMemory:
         model = pictures.without_weights(*pictures.ARCHITECTURES[name], llama=name[0] != "Q")
         assert model.num_parameters() / 1e9 == pytest.approx(billions, abs=5e-4)
 
-    def test_checkpointing_and_adapters_need_less_than_18_bytes_a_weight_and_activations(self):
-        sizes = {rank: list(pictures.peaks("Qwen2.5-0.5B", rank)) for rank in (0, pictures.RANK)}
-        assert all(low < high for low, high in sizes.values())
-        assert all(x < y for x, y in zip(sizes[pictures.RANK], sizes[0]))
-        assert sizes[0][1] > 18 * 0.494e9
+    def test_a_bar_is_lower_with_checkpointing_and_with_adapters(self):
+        (low, high), adapted = (list(pictures.peaks("Qwen2.5-0.5B", rank)) for rank in (
+            0, pictures.RANK))
+        assert 18 * 0.494e9 < low < high  # bytes of a weight that is trained
+        assert adapted[0] < low and adapted[0] < adapted[1] < high
 
 
 class TestCode:
