@@ -9,7 +9,7 @@ is made again. In each page of `PAGES` it rewrites what stands between `<!-- beg
 `<!-- end NAME -->`, and the episode below each `$ .venv/bin/python -m minragen environments NAME
 SEED`. docs/tutorial.ipynb is docs/tutorial.md as a notebook. tests/test_readme.py checks that the
 pages and the notebook say what this script would write. pictures.py draws loop.png, memory.png and
-code.png, and scoreboard.py findings.png.
+code.png in docs/.
 """
 
 import base64
@@ -108,8 +108,7 @@ def draw(path):
     grid[0, 0].set_ylim(-0.02, 1.02)
     figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncol=5,
                   fontsize=11, frameon=False)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    algorithm._save(figure, path)
 
 
 def draw_pretrained(path):

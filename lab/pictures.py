@@ -114,6 +114,7 @@ def _turn(axis, turn, following):
     for left, board in ((0.2, turn.board), (7.9, following.board)):
         _board(axis, left, 2.95, 1.9, board)
     box(axis, 3.3, 3.2, 3.4, 1.4, PALE_GREEN, GREEN)
+    # A token of the model begins with a blank, so one follows each tag; it is left out here.
     lines = [line for part in turn.text.replace("><", ">\n<").replace("> ", ">").splitlines()
              for line in textwrap.wrap(part, 31)]
     axis.text(3.45, 3.9, "\n".join(lines), family="monospace", fontsize=11.5, va="center",

@@ -73,8 +73,8 @@ class TestLoop:
 
 
 class TestMemory:
-    @pytest.mark.parametrize("name, billions", zip(
-        pictures.ARCHITECTURES, (0.1345, 0.494, 1.236, 1.544, 3.086)))
+    @pytest.mark.parametrize("name, billions", [*zip(
+        pictures.ARCHITECTURES, (0.1345, 0.494, 1.236, 1.544, 3.086))])
     def test_its_models_have_the_sizes_of_the_published_ones(self, name, billions):
         model = pictures.without_weights(*pictures.ARCHITECTURES[name], llama=name[0] != "Q")
         assert model.num_parameters() / 1e9 == pytest.approx(billions, abs=5e-4)
