@@ -62,7 +62,6 @@ def first_step(run):
     return SimpleNamespace(
         config=config, batch=batch, kept=kept.numpy(), trained=trained, minis=minis,
         std=starpo.group_std(batch.episode_returns, batch.group_ids).numpy(),
-        passes=[len(list(train.parts_of(mini, learner, config))) for mini in minis],
         decoder=learner.policy.model.base_model, tokenizer=learner.policy.tokenizer,
         metrics=metrics | train.update(learner, trained, config, 1))
 
@@ -128,7 +127,7 @@ def _play(step, axis):
     axis.hlines(np.arange(0.5, len(won) - 1), -0.5, size - 0.5, color="white", lw=0.8)
     axis.vlines(np.arange(0.5, size - 1), -0.5, len(won) - 0.5, color="white", lw=0.8)
     return "1. Play", "collect", (
-        f"P = {len(won)} maps, one in each line,\nby G = {size} members: {won.size} episodes.\n"
+        f"P = {len(won)} maps, one in each line,\nby G = {size} episodes: {won.size} in all.\n"
         f"{won.sum()} reach the goal (dark).")
 
 
@@ -159,8 +158,8 @@ def _filter(step, axis):
     axis.set_ylim(0, 0.6)
     axis.spines[["top", "right"]].set_visible(False)
     return "3. Keep groups that differ", "choose_groups", (
-        f"Bars: std of a group's returns. Where\nall are equal, nothing is learnt.\n"
-        f"{step.kept.sum()} of {len(step.kept)} groups are kept: {len(step.trained)} rows.")
+        "Bars: std of a group's returns; none\nif all are equal. Hatched: left out by\n"
+        f"the filter. {step.kept.sum()} of {len(step.kept)} kept: {len(step.trained)} rows.")
 
 
 def _advantages(step, axis):
@@ -174,8 +173,8 @@ def _mini_batches(step, axis):
     _rows(axis, [signed(mini)[::13] for mini in step.minis])
     counts = [f"{mini.response_mask.sum():,}" for mini in step.minis]
     return "5. Random mini-batches", "mini_batches", (
-        f"{len(counts)} of {len(step.minis[0])} rows, with\n{', '.join(counts[:-1])} and "
-        f"{counts[-1]}\nsampled tokens (4 rows of each\nare drawn).")
+        f"{len(counts)} mini-batches of {len(step.minis[0])} rows, with\n{', '.join(counts[:-1])} "
+        f"and {counts[-1]}\nsampled tokens (4 rows of each\nare drawn).")
 
 
 def _loss(step, axis):
@@ -199,15 +198,13 @@ def _loss(step, axis):
 
 
 def _update(step, axis):
-    passes = ", ".join(map(str, step.passes))
     axis.set_facecolor("#F3F3F3")
     axis.text(0.06, 0.5, f"{len(step.minis)} AdamW steps, one for\neach mini-batch\n"
               f"lr {step.config.lr:g}\ngradient norm {step.metrics['grad_norm']:.2f}\n"
               f"clipped tokens {step.metrics['clip_fraction']:.1%}",
               transform=axis.transAxes, fontsize=10, va="center", linespacing=1.45)
     return "7. Update the weights", "optimizer.step", (
-        f"In {passes} micro-batches, which\nbound memory and change nothing.\n"
-        "Then 1 again, with new maps.")
+        "Micro-batches bound memory and\nchange nothing. Then 1 again,\nwith new maps.")
 
 
 def _colours(step, axis):

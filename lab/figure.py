@@ -8,7 +8,8 @@ episode. algorithm.py draws step.png, row.png and tree.png in docs/: for them a 
 is made again. In each page of `PAGES` it rewrites what stands between `<!-- begin NAME -->` and
 `<!-- end NAME -->`, and the episode below each `$ .venv/bin/python -m minragen environments NAME
 SEED`. docs/tutorial.ipynb is docs/tutorial.md as a notebook. tests/test_readme.py checks that the
-pages and the notebook say what this script would write.
+pages and the notebook say what this script would write. pictures.py draws loop.png, memory.png and
+code.png in docs/.
 """
 
 import base64
@@ -29,7 +30,17 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from lab import algorithm, archive, environments, gpu, leaderboard, pretrained, tokens, waiting
+from lab import (
+    algorithm,
+    archive,
+    environments,
+    gpu,
+    leaderboard,
+    pictures,
+    pretrained,
+    tokens,
+    waiting,
+)
 from lab.environments import table, with_interval
 from minragen.environments.board import read_tiles
 from minragen.envs import REGISTRY, make
@@ -55,7 +66,7 @@ WORDS = {"view=coord": "positions instead of a grid", "frozen=0.8": "80 % ice",
          "family=formulas": "formulas only", "count=3": "3 numbers",
          "largest=10": "none above 10", "operators=+*": "only + and *"}
 SHOWN = 4  # lines of a reply
-COLOURS = ("tab:blue", "tab:orange", "tab:green")
+COLOURS = ("#0072B2", "#E69F00", "#009E73")  # Okabe and Ito's: the colour-blind tell them apart
 EPISODE = re.compile(
     r"(```console\n\$ \.venv/bin/python -m minragen environments (\w+) (\d+)\n).*?(^```$)",
     re.DOTALL | re.MULTILINE)
@@ -78,7 +89,7 @@ def curve(metrics, key):
 
 def draw(path):
     """Held-out success against step in each environment: three seeds, and two baselines."""
-    figure, grid = plt.subplots(2, 5, figsize=(11, 4.4), sharey=True)
+    figure, grid = plt.subplots(2, 5, figsize=(11, 4.8), sharey=True, layout="constrained")
     for axis, env in zip(grid.flat, REGISTRY):
         runs, last, _ = runs_of(env)
         for seed, (metrics, colour) in enumerate(zip(runs, COLOURS)):
@@ -87,16 +98,17 @@ def draw(path):
         random, *shallow, _ = baselines(env).values()
         axis.axhline(max(shallow), color="black", linestyle="--", lw=1, label="best shallow player")
         axis.axhline(random, color="gray", linestyle=":", lw=1, label="random policy")
-        axis.set_title(env, fontsize=9)
+        axis.set_title(env, fontsize=11)
         axis.set_xticks([0, last[0]["step"]])
         axis.grid(alpha=0.3)
     for axis in grid[:, 0]:
-        axis.set_ylabel("held-out success")
+        axis.set_ylabel("held-out success", fontsize=11)
+    for axis in grid[1]:
+        axis.set_xlabel("training step", fontsize=11)
     grid[0, 0].set_ylim(-0.02, 1.02)
-    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="lower center", ncol=5, fontsize=8)
-    figure.tight_layout(rect=(0, 0.06, 1, 1))
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncol=5,
+                  fontsize=11, frameon=False)
+    algorithm._save(figure, path)
 
 
 def draw_pretrained(path):
@@ -118,10 +130,12 @@ def draw_pretrained(path):
                  ylim=(0, 1))
         axis.grid(alpha=0.3)
     axes[0, 0].set_ylabel("success")
+    axes[0, 0].plot([], [], ".", color="black", label="a batch in training")
+    axes[0, 0].plot([], [], "o-", color="black", label="held-out instances")
     handles = {}
     for axis in axes[0]:
         handles |= dict(zip(*axis.get_legend_handles_labels()[::-1]))
-    figure.legend(handles.values(), handles, loc="outside upper center", ncol=4, fontsize=8)
+    figure.legend(handles.values(), handles, loc="outside upper center", ncol=6, fontsize=10)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
@@ -528,6 +542,7 @@ if __name__ == "__main__":
     draw_boards(ROOT / "docs" / "boards.png")
     draw_seen(ROOT / "docs" / "seen.png", "frozenlake-image-grpo-s0")
     algorithm.draw(ROOT / "docs", FIRST)
+    pictures.draw(ROOT / "docs")
     for page in PAGES:
         (ROOT / page).write_text(rewritten(page))
     (ROOT / "docs" / "tutorial.ipynb").write_text(notebook())

@@ -21,8 +21,9 @@ ROOT = Path(__file__).resolve().parent.parent
 EFFECTS = ROOT / "lab" / "results" / "findings.csv"
 PICTURE = ROOT / "docs" / "findings.png"
 OURS = "our own comparison"  # in the column `claim`: no paper claims this effect
-COLOURS = {"confirmed": "tab:green", "partly": "tab:olive", "no effect seen here": "tab:blue",
-           "opposite": "tab:red", "no power": "tab:gray"}
+# Okabe and Ito's, which the colour-blind tell apart.
+COLOURS = {"confirmed": "#009E73", "partly": "#E69F00", "no effect seen here": "#0072B2",
+           "opposite": "#D55E00", "no power": "#888888"}
 UNIT = 0.05  # of an effect whose margin is 0: success that matters elsewhere
 EDGE = -30, 50  # margins; what is larger is cut off
 
@@ -80,7 +81,8 @@ def draw(effects):
              for word, colour in COLOURS.items()]
     marks += [Line2D([], [], marker="o", ls="", mfc="white", color="black", label=OURS),
               Line2D([], [], marker="|", ls="", color="black", label="margin")]
-    figure.legend(handles=marks, loc="outside lower center", ncols=len(marks), fontsize=8)
+    figure.legend(handles=marks, loc="outside lower center", ncols=len(marks), fontsize=11,
+                  frameon=False, columnspacing=1, handletextpad=0.2)
     return figure
 
 
@@ -89,20 +91,20 @@ def draw_column(axis, effects):
     y, names = 0, {}
     for section, rows in groupby(effects, itemgetter("section")):
         y += 2
-        axis.text(EDGE[0], y - 0.5, f" {section}", fontweight="bold", fontsize=9)
+        axis.text(EDGE[0], y - 0.5, f" {section}", fontweight="bold", fontsize=12)
         for finding, group in groupby(rows, itemgetter("finding")):
             names[y + 0.5] = finding
             axis.axhline(y - 0.1, color="lightgray", lw=0.5)
             for effect in group:
                 draw_effect(axis, y := y + 1, effect)
-            y += 0.4
+            y += 0.7
     axis.set_xscale("symlog", linthresh=1)
     axis.set_xlim(EDGE)
     axis.set_xticks([-10, -1, 0, 1, 10], ["-10", "-1", "0", "1", "10"])
     axis.axvline(0, color="gray", lw=0.5)
     axis.set_ylim(y + 1, 0)
-    axis.set_yticks([k + 0.5 for k in names], names.values(), fontsize=8)
-    axis.set_xlabel("effect in margins", fontsize=8)
+    axis.set_yticks([k + 0.5 for k in names], names.values(), fontsize=11)
+    axis.set_xlabel("effect in margins", fontsize=11)
 
 
 def draw_effect(axis, y, effect):

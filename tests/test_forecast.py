@@ -7,9 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
+from lab import pictures
 from minragen.config import from_options
 from minragen.models import Critic, Policy
 from minragen.run import memory
@@ -17,10 +16,8 @@ from minragen.train import World
 
 DOCS = Path(__file__).parent.parent / "docs"
 
-# vocabulary, width, MLP, layers, query heads, key heads, and whether the output layer is tied
-ARCHITECTURES = {"Qwen2.5-0.5B": (151936, 896, 4864, 24, 14, 2, True),
-                 "Llama-3.2-1B": (128256, 2048, 8192, 16, 32, 8, True),
-                 "Qwen2.5-3B": (151936, 2048, 11008, 36, 16, 2, True),
+ARCHITECTURES = {name: pictures.ARCHITECTURES[name]
+                 for name in ("Qwen2.5-0.5B", "Llama-3.2-1B", "Qwen2.5-3B")} | {
                  "Qwen2.5-7B": (152064, 3584, 18944, 28, 28, 4, False),
                  "Qwen2.5-32B": (152064, 5120, 27648, 64, 40, 8, False),
                  "Llama-3.1-70B": (128256, 8192, 28672, 80, 64, 8, False)}
@@ -28,12 +25,7 @@ ARCHITECTURES = {"Qwen2.5-0.5B": (151936, 896, 4864, 24, 14, 2, True),
 
 def large(name):
     """A bfloat16 model of ARCHITECTURES without memory for its weights."""
-    vocabulary, width, mlp, layers, heads, keys, tied = ARCHITECTURES[name]
-    config = (Qwen2Config if name.startswith("Qwen") else LlamaConfig)(
-        vocab_size=vocabulary, hidden_size=width, intermediate_size=mlp, num_hidden_layers=layers,
-        num_attention_heads=heads, num_key_value_heads=keys, tie_word_embeddings=tied)
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    return pictures.without_weights(*ARCHITECTURES[name], llama=not name.startswith("Qwen"))
 
 
 def forecast_of_large(name, algo="grpo", **options):

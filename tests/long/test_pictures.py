@@ -1,10 +1,13 @@
-"""The pictures of the algorithm show a real step: the first one of the README's run."""
+"""The pictures show what is real: the first step of the README's run, stored episodes, the forecast
+of memory, and calls that are in the sources."""
 
+import re
 from pathlib import Path
 
 import pytest
+from check import BELOW, READING, imported
 
-from lab import algorithm, archive
+from lab import algorithm, archive, pictures
 from lab.algorithm import PICTURES
 from minragen.fast.prefix_tree import PrefixTree, micro_batches
 
@@ -51,6 +54,73 @@ class TestPictures:
         assert (f"{len(step.trained)} rows with {tokens:,} tokens, {padded:,} with padding, and "
                 f"{nodes:,} nodes") in " ".join(
             (ROOT / "docs" / "performance.md").read_text().split())
+
+
+class TestLoop:
+    def test_an_episode_played_again_has_the_observations_and_rewards_that_were_stored(self):
+        config = archive.config(pictures.LOOP_RUN)
+        for episode in archive.episodes(pictures.LOOP_RUN):
+            *turns, _ = pictures.replayed(config, episode)
+            assert [turn.observation for turn in turns] == [
+                m["content"] for m in episode["messages"][1:] if m["role"] == "user"]
+            assert [turn.reward for turn in turns] == episode["turn_rewards"]
+
+    def test_its_lake_is_not_crossed_before_rl_and_crossed_after_it(self):
+        before, after = pictures.pair(pictures.LOOP_RUN)
+        assert before[0].observation == after[0].observation
+        assert [sum(turn.reward for turn in turns[:-1]) for turns in (before, after)] == [0, 1]
+        assert "Player on the goal" in after[-1].observation
+
+
+class TestMemory:
+    @pytest.mark.parametrize("name, billions", [*zip(
+        pictures.ARCHITECTURES, (0.1345, 0.494, 1.236, 1.544, 3.086))])
+    def test_its_models_have_the_sizes_of_the_published_ones(self, name, billions):
+        model = pictures.without_weights(*pictures.ARCHITECTURES[name], llama=name[0] != "Q")
+        assert model.num_parameters() / 1e9 == pytest.approx(billions, abs=5e-4)
+
+    def test_a_bar_is_lower_with_checkpointing_and_with_adapters(self):
+        (low, high), adapted = (list(pictures.peaks("Qwen2.5-0.5B", rank)) for rank in (
+            0, pictures.RANK))
+        assert 18 * 0.494e9 < low < high  # bytes of a weight that is trained
+        assert adapted[0] < low and adapted[0] < adapted[1] < high
+
+
+class TestCode:
+    def test_it_has_the_reading_list_and_all_wings_and_nothing_else(self):
+        assert set(pictures.PLACES) == {*(f"{name}.py" for name in READING), "support/",
+                                        *(f"{wing}/" for wing in BELOW)}
+        assert all((ROOT / "minragen" / name).exists() for name in pictures.PLACES)
+
+    def test_each_arrow_of_a_step_is_a_name_that_one_file_uses_and_the_other_defines(self):
+        for caller, called, _, _, labels in pictures.CALLS:
+            source, target = ((ROOT / "minragen" / file).read_text() for file in (caller, called))
+            for name in (part for label in labels for part in label.split()[-1].split(".")):
+                assert re.search(rf"\b{name}\b", source), (caller, name)
+                assert re.search(rf"^ *(def|class) {name}\b|^{name} = ", target, re.M), name
+
+    def test_the_order_of_a_step_and_of_a_turn_has_no_gap(self):
+        marks = "".join(label.split()[0] for *_, labels in pictures.CALLS for label in labels
+                        if " " in label)
+        assert sorted(marks) == list("1234567abcde")
+
+    def test_each_wing_imports_what_it_serves_or_is_imported_by_it(self):
+        assert {wing for wing, _ in pictures.SERVES} == {
+            name for name in pictures.PLACES if name.endswith("/")}
+        for wing, served in pictures.SERVES:
+            folder, module = wing.strip("/"), served.removesuffix(".py")
+            of_wing = set().union(*(imported(path.read_text()) for path in
+                                    (ROOT / "minragen" / folder).glob("*.py")))
+            of_file = imported((ROOT / "minragen" / served).read_text())
+            assert any(name.partition(".")[0] == module for name in of_wing) or any(
+                name.startswith(f"{folder}.") for name in of_file), (wing, served)
+
+
+@pytest.mark.parametrize("name", pictures.PICTURES)
+def test_each_of_the_whole_is_drawn_and_small_and_so_is_the_one_on_the_pages(name, tmp_path):
+    pictures.PICTURES[name](tmp_path / name)
+    for path in (tmp_path / name, ROOT / "docs" / name):
+        assert 10_000 < path.stat().st_size < MOST_BYTES, path
 
 
 def nodes_of(step, batch):
