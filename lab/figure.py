@@ -398,7 +398,13 @@ def written_into(page, blocks):
 
 def with_episodes(page):
     """The page's text with every episode as its command prints it now."""
-    return EPISODE.sub(lambda m: f"{m[1]}{transcript(m[2], int(m[3]))}\n{m[4]}", page)
+    return EPISODE.sub(lambda m: f"{m[1]}{cut(transcript(m[2], int(m[3])))}\n{m[4]}", page)
+
+
+def cut(episode):
+    """An episode in which of a shop's results the first two are told."""
+    return re.sub(r"((?:^- .*\n){2})((?:^- .*\n)+)", lambda m: (
+        f"{m[1]}[{m[2].count(chr(10))} more results]\n"), episode, flags=re.MULTILINE)
 
 
 def log_lines():
@@ -411,36 +417,43 @@ def log_lines():
 
 
 def environments_table():
-    """What lab.environments prints, without the solver, who solves every instance, and resets/s."""
+    """One row for each environment, and one for the options of tiny's preset."""
     rows = json.loads(environments.STORED.read_text())
     assert all(row["players"]["solver"] == row["size"] for row in rows)
-    names, *rows = [line.strip("| ").split(" | ")
-                    for line in (environments.HEADER[0], *map(environments.line, rows))]
-    kept = [i for i, name in enumerate(names) if name not in ("solver", "resets/s")]
-    return table([names[i] for i in kept], [[row[i] for i in kept] for row in rows])
+    return table(("environment, options", "random policy", "best shallow player"), [
+        [", ".join([row["env"], *row["options"]]),
+         *(f"{successes / row['size']:.2f}" for successes in (random, max(shallow)))]
+        for row in rows for random, *shallow, _ in [row["players"].values()]])
 
 
 def descriptions():
-    """What each of the ten classes says of itself, and its options with their defaults."""
-    return "\n\n".join(described(type(make(env))) for env in REGISTRY)
+    """What each of the ten classes says of itself."""
+    return "\n\n".join(described(make(env)) for env in REGISTRY)
 
 
-FACTS = "Goal|Observation|Actions|Reward|Ends when|Solver|Splits|Pages|Options"
+FACTS = "Observation|Actions|Reward|Ends when|Solver|See an episode|Splits|Options"
+LEFT_OUT = ("Observation", "Actions", "Ends when", "Solver", "See an episode")
 
 
-def described(environment):
-    """The docstring of an environment's class as a section of a page."""
-    first, *paragraphs = inspect.getdoc(environment).split("\n\n")
-    lines = [f"### {environment.__name__}", "", first]
-    for paragraph in paragraphs:
-        whole = re.sub(rf"\n\s*(?!(?:{FACTS}|See an episode): )", " ", paragraph)
-        facts = [re.sub(f"^({FACTS}):", r"- **\1**:", line) for line in whole.split("\n")
-                 if not line.startswith("See an episode")]
-        lines += ["", *(textwrap.fill(fact, 120, break_long_words=False, break_on_hyphens=False,
-                                      subsequent_indent="  " * fact.startswith("- "))
-                        for fact in facts)]
-    defaults = ", ".join(f"`{name}={value}`" for name, value in environment.defaults.items())
-    return "\n".join([*lines, "", textwrap.fill(f"Defaults: {defaults}.", 120)])
+def described(env):
+    """The docstring of an environment's class as a section of a page, with the budget, and the
+    default of each option that is not off or empty."""
+    name, budget = type(env).__name__, env.budget
+    turns = f"{budget.max_turns} turn{'s' * (budget.max_turns > 1)}"
+    if budget.max_actions > budget.max_turns:
+        turns += f", {budget.max_actions} actions"
+    first, facts, *rest = inspect.getdoc(env).split("\n\n")
+    told = re.sub(rf"\n\s*(?!(?:{FACTS}): )", " ", "\n".join([facts, *rest])).split("\n")
+    text = "\n".join(f"- {fact}" for fact in told if not fact.startswith(LEFT_OUT))
+    for option, value in env.defaults.items():
+        if not re.search(rf"Options: .*`{option}`", text):
+            raise ValueError(f"{name} does not describe its option {option}.")
+        if value:
+            text = re.sub(rf"(Options: .*?)`{option}`", rf"\1`{option}={value}`", text)
+    text = re.sub(rf"^- ({FACTS}):", r"- **\1**:", text, flags=re.MULTILINE)
+    return "\n".join([f"### {name}", "", f"{first} ({turns}; {env.bundled_data})", "", *(
+        textwrap.fill(line, 120, break_long_words=False, break_on_hyphens=False,
+                      subsequent_indent="  ") for line in text.split("\n"))])
 
 
 def mutants_result():
