@@ -4,8 +4,8 @@
 
 Draws docs/learning.png and docs/pretrained.png from the stored runs (archive.py); and in
 docs/ boards.png, the images of FrozenLake and Sokoban, and seen.png, those of an
-episode. algorithm.py draws step.png, row.png and tree.png in docs/: for them a step of a stored run
-is made again. In each page of `PAGES` it rewrites what stands between `<!-- begin NAME -->` and
+episode. algorithm.py draws step.png and row.png in docs/: for them a step of a stored run is made
+again. In each page of `PAGES` it rewrites what stands between `<!-- begin NAME -->` and
 `<!-- end NAME -->`, and the episode below each `$ .venv/bin/python -m minragen environments NAME
 SEED`. docs/tutorial.ipynb is docs/tutorial.md as a notebook. tests/test_readme.py checks that the
 pages and the notebook say what this script would write.
@@ -29,7 +29,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from lab import algorithm, archive, environments, gpu, leaderboard, pretrained, tokens, waiting
+from lab import algorithm, archive, environments, gpu, leaderboard, pretrained, tokens
 from lab.environments import table, with_interval
 from minragen.config import changed_environment
 from minragen.environments.board import read_tiles
@@ -123,33 +123,6 @@ def draw_pretrained(path):
         handles |= dict(zip(*axis.get_legend_handles_labels()[::-1]))
     figure.legend(handles.values(), handles, loc="outside upper center", ncol=4, fontsize=8)
     figure.savefig(path, dpi=130)
-    plt.close(figure)
-
-
-def draw_waiting(path):
-    """The first rows of lab/waiting.py against time, with each share: a row is fed and
-    samples, waits for its environment, or is ready and waits for others."""
-    timelines = waiting.stored()["timeline"]
-    figure, axes = plt.subplots(len(timelines), 1, figsize=(9, 5), sharex=True,
-                                layout="constrained")
-    kinds = {"fed, sampling": "#2a6fbb", "waits for its environment": "#e0a030",
-             "ready": "#d0d0d0"}
-    for axis, (share, rows) in zip(axes, timelines.items()):
-        for row, turns in enumerate(rows):
-            following = [fed for fed, *_ in turns[1:]] + [turns[-1][2]]
-            for (fed, replied, answered), fed_again in zip(turns, following):
-                edges = fed, replied, answered, fed_again
-                for (begin, end), colour in zip(pairwise(edges), kinds.values()):
-                    axis.barh(row, end - begin, left=begin, color=colour, height=0.8)
-        axis.set_title(f"feed_share {share}", fontsize=9, loc="left")
-        axis.set_ylabel("rows")
-        axis.set_yticks([])
-        axis.invert_yaxis()
-        axis.set_xlim(left=0)
-    axes[-1].set_xlabel("seconds")
-    figure.legend([plt.Rectangle((0, 0), 1, 1, color=colour) for colour in kinds.values()], kinds,
-                  loc="outside upper right", ncol=3, fontsize=8)
-    figure.savefig(path, dpi=100)
     plt.close(figure)
 
 
@@ -480,7 +453,7 @@ PAGES = {"README.md": {"episode": partial(dialogue, FIRST), "headlines": headlin
          "docs/models.md": {"lora": lora_table},
          "docs/vision.md": {"episode": partial(episode_of, "frozenlake-image-grpo-s0"),
                             "vision": vision_table},
-         "docs/performance.md": {"gpu": gpu.tables, "waiting": waiting.figures},
+         "docs/performance.md": {"gpu": gpu.tables},
          "docs/running.md": {"log": log_lines},
          "docs/specification.md": {"mutants": mutants_result},
          "docs/pretrained.md": {
@@ -528,7 +501,6 @@ def notebook():
 if __name__ == "__main__":
     draw(ROOT / "docs" / "learning.png")
     draw_pretrained(ROOT / "docs" / "pretrained.png")
-    draw_waiting(ROOT / "docs" / "waiting.png")
     draw_boards(ROOT / "docs" / "boards.png")
     draw_seen(ROOT / "docs" / "seen.png", "frozenlake-image-grpo-s0")
     algorithm.draw(ROOT / "docs", FIRST)
