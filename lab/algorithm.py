@@ -1,12 +1,11 @@
-"""Three pictures of the algorithm, drawn from the first training step of a stored run, made again.
+"""Two pictures of the algorithm, drawn from the first training step of a stored run, made again.
 
     python -m lab.figure      (draws them with all others, in docs/)
 
 step.png   the whole step: from episodes to updated weights, with its numbers
 row.png    one episode as a row of the batch: which tokens are trained
-tree.png   four episodes of a group as a prefix tree: what is computed once
 
-Reading order: `first_step`, then `draw_step`, `draw_row` and `draw_tree`. In all pictures a green
+Reading order: `first_step`, then `draw_step` and `draw_row`. In both pictures a green
 token is sampled by the policy and trained, and a grey token is context and not trained.
 
 Tests: `python -m pytest tests/long/test_pictures.py`.
@@ -26,7 +25,6 @@ from PIL import Image
 
 from lab import archive
 from minragen import starpo, train
-from minragen.fast.prefix_tree import PrefixTree, neighbours
 from minragen.run import start
 from minragen.trajectory import make_batch
 
@@ -43,7 +41,7 @@ LEGEND = {"fontsize": 10.5, "frameon": False, "borderpad": 0, "handlelength": 1.
 
 
 def draw(folder, run):
-    """Draw the three pictures in a folder from the first step of a stored run."""
+    """Draw the pictures in a folder from the first step of a stored run."""
     step = first_step(run)
     for name, picture in PICTURES.items():
         picture(step, folder / name)
@@ -294,77 +292,4 @@ def _members(step):
         batch.episode_returns, batch.group_ids)))
 
 
-# ---- The tree ------------------------------------------------------------------------------------
-def draw_tree(step, path):
-    """The members of a group as padded rows, and as the prefix tree that is computed."""
-    batch = _members(step)
-    # The last sampled token is only predicted, so no state of it is computed.
-    ends = [int(mask.nonzero().max()) for mask in batch.response_mask]
-    rows = [ids[:end] for ids, end in zip(batch.tokens.tolist(), ends)]
-    order, _ = neighbours(rows)
-    segments = _segments([rows[row] for row in order])
-    figure, (above, below) = plt.subplots(2, 1, figsize=(11, 5.6), height_ratios=(1, 1.7))
-    figure.subplots_adjust(0.01, 0.01, 0.99, 0.94, hspace=0.2)
-    names = [f"member {MEMBERS[row] % step.config.group_size}" for row in order]
-    for y, row in enumerate(order):
-        above.text(-4, y, names[y], ha="right", va="center", fontsize=10.5)
-        _bar(above, batch, row, 0, ends[row], y)
-        above.add_patch(Rectangle((0, y - 0.28), max(ends), 0.56, fill=False, ec="#888888"))
-    for numbers, begin, end in segments:
-        y, first = np.mean(numbers), order[numbers[0]]
-        _bar(below, batch, first, begin, end, y)
-        frame = {"lw": 3, "ec": "black"} if len(numbers) > 1 else {"lw": 0.8, "ec": "#888888"}
-        below.add_patch(Rectangle((begin, y - 0.28), end - begin, 0.56, fill=False, zorder=3,
-                                  **frame))
-        if len(numbers) > 1:
-            below.text(0.6 * begin + 0.4 * end, y, ha="center", va="center", fontsize=10.5,
-                       s=f"{end - begin} ids, once\nfor {len(numbers)} rows", fontweight="bold")
-        else:
-            text = repr(step.tokenizer.decode(rows[first][begin]))
-            below.text(begin + 1, y - 0.33, va="bottom", fontsize=10.5,
-                       s=f"{names[numbers[0]]}: {end - begin} more, from {text}")
-        for parent, _, end_of in segments:
-            if end_of == begin and {*numbers} < {*parent}:
-                below.plot([begin, begin], [np.mean(parent), y], color="black", lw=2, zorder=0)
-    nodes = len(PrefixTree(step.decoder, batch.tokens, batch.response_mask).tokens)
-    above.set_title(f"As padded rows: {len(rows) * max(ends):,} ids, of which {sum(ends):,} are no "
-                    f"padding", loc="left", fontsize=12, fontweight="bold")
-    below.set_title(f"As a prefix tree: {nodes:,} nodes, each computed once", loc="left",
-                    fontsize=12, fontweight="bold")
-    below.text(0, 2.55, "A node sees the nodes to its left on its path.\n"
-               "Its gradient is the sum over the rows through it.", fontsize=10.5, va="center",
-               linespacing=1.4)
-    below.legend(handles=_patches(((SAMPLED, "sampled: trained"),
-                                   (CONTEXT, "prompt, observation"))),
-                 loc="lower left", bbox_to_anchor=(0.085, -0.01), ncol=2, **LEGEND)
-    for axis, top in ((above, -0.6), (below, -0.7)):
-        axis.set(xlim=(-35, max(ends) + 8), ylim=(len(rows) - 0.6, top))
-        axis.set_axis_off()
-    _save(figure, path)
-
-
-def _segments(rows):
-    """[(numbers of the rows that share it, begin, end), ...] of a prefix tree. rows: lists of ids
-
-    >>> _segments([[1, 2, 3], [1, 2, 4, 7], [5, 6]])
-    [((0, 1), 0, 2), ((2,), 0, 2), ((0,), 2, 3), ((1,), 2, 4)]
-    """
-    positions = {}
-    for p in range(max(map(len, rows))):
-        sharing = {}
-        for number, row in enumerate(rows):
-            if p < len(row):
-                sharing.setdefault(tuple(row[:p + 1]), []).append(number)
-        for numbers in sharing.values():
-            positions.setdefault(tuple(numbers), []).append(p)
-    return [(numbers, places[0], places[-1] + 1) for numbers, places in positions.items()]
-
-
-def _bar(axis, batch, row, begin, end, y):
-    """The ids [begin, end) of a row, coloured by kind."""
-    for i in range(begin, end):
-        axis.add_patch(Rectangle((i, y - 0.28), 1, 0.56, lw=0,
-                                 facecolor=SAMPLED if batch.response_mask[row, i] else CONTEXT))
-
-
-PICTURES = {"step.png": draw_step, "row.png": draw_row, "tree.png": draw_tree}
+PICTURES = {"step.png": draw_step, "row.png": draw_row}

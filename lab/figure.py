@@ -4,8 +4,8 @@
 
 Draws docs/learning.png and docs/pretrained.png from the stored runs (archive.py); and in
 docs/ boards.png, the images of FrozenLake and Sokoban, and seen.png, those of an
-episode. algorithm.py draws step.png, row.png and tree.png in docs/: for them a step of a stored run
-is made again. In each page of `PAGES` it rewrites what stands between `<!-- begin NAME -->` and
+episode. algorithm.py draws step.png and row.png in docs/: for them a step of a stored run is made
+again. In each page of `PAGES` it rewrites what stands between `<!-- begin NAME -->` and
 `<!-- end NAME -->`, and the episode below each `$ .venv/bin/python -m minragen environments NAME
 SEED`. docs/tutorial.ipynb is docs/tutorial.md as a notebook. tests/test_readme.py checks that the
 pages and the notebook say what this script would write. pictures.py draws loop.png, memory.png and
@@ -30,17 +30,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from lab import (
-    algorithm,
-    archive,
-    environments,
-    gpu,
-    leaderboard,
-    pictures,
-    pretrained,
-    tokens,
-    waiting,
-)
+from lab import algorithm, archive, environments, gpu, leaderboard, pictures, pretrained, tokens
 from lab.environments import table, with_interval
 from minragen.environments.board import read_tiles
 from minragen.envs import REGISTRY, make
@@ -137,33 +127,6 @@ def draw_pretrained(path):
         handles |= dict(zip(*axis.get_legend_handles_labels()[::-1]))
     figure.legend(handles.values(), handles, loc="outside upper center", ncol=6, fontsize=10)
     figure.savefig(path, dpi=130)
-    plt.close(figure)
-
-
-def draw_waiting(path):
-    """The first rows of lab/waiting.py against time, with each share: a row is fed and
-    samples, waits for its environment, or is ready and waits for others."""
-    timelines = waiting.stored()["timeline"]
-    figure, axes = plt.subplots(len(timelines), 1, figsize=(9, 5), sharex=True,
-                                layout="constrained")
-    kinds = {"fed, sampling": "#2a6fbb", "waits for its environment": "#e0a030",
-             "ready": "#d0d0d0"}
-    for axis, (share, rows) in zip(axes, timelines.items()):
-        for row, turns in enumerate(rows):
-            following = [fed for fed, *_ in turns[1:]] + [turns[-1][2]]
-            for (fed, replied, answered), fed_again in zip(turns, following):
-                edges = fed, replied, answered, fed_again
-                for (begin, end), colour in zip(pairwise(edges), kinds.values()):
-                    axis.barh(row, end - begin, left=begin, color=colour, height=0.8)
-        axis.set_title(f"feed_share {share}", fontsize=9, loc="left")
-        axis.set_ylabel("rows")
-        axis.set_yticks([])
-        axis.invert_yaxis()
-        axis.set_xlim(left=0)
-    axes[-1].set_xlabel("seconds")
-    figure.legend([plt.Rectangle((0, 0), 1, 1, color=colour) for colour in kinds.values()], kinds,
-                  loc="outside upper right", ncol=3, fontsize=8)
-    figure.savefig(path, dpi=100)
     plt.close(figure)
 
 
@@ -421,7 +384,13 @@ def written_into(page, blocks):
 
 def with_episodes(page):
     """The page's text with every episode as its command prints it now."""
-    return EPISODE.sub(lambda m: f"{m[1]}{transcript(m[2], int(m[3]))}\n{m[4]}", page)
+    return EPISODE.sub(lambda m: f"{m[1]}{cut(transcript(m[2], int(m[3])))}\n{m[4]}", page)
+
+
+def cut(episode):
+    """An episode in which of a shop's results the first two are told."""
+    return re.sub(r"((?:^- .*\n){2})((?:^- .*\n)+)", lambda m: (
+        f"{m[1]}[{m[2].count(chr(10))} more results]\n"), episode, flags=re.MULTILINE)
 
 
 def log_lines():
@@ -434,36 +403,43 @@ def log_lines():
 
 
 def environments_table():
-    """What lab.environments prints, without the solver, who solves every instance, and resets/s."""
+    """One row for each environment, and one for the options of tiny's preset."""
     rows = json.loads(environments.STORED.read_text())
     assert all(row["players"]["solver"] == row["size"] for row in rows)
-    names, *rows = [line.strip("| ").split(" | ")
-                    for line in (environments.HEADER[0], *map(environments.line, rows))]
-    kept = [i for i, name in enumerate(names) if name not in ("solver", "resets/s")]
-    return table([names[i] for i in kept], [[row[i] for i in kept] for row in rows])
+    return table(("environment, options", "random policy", "best shallow player"), [
+        [", ".join([row["env"], *row["options"]]),
+         *(f"{successes / row['size']:.2f}" for successes in (random, max(shallow)))]
+        for row in rows for random, *shallow, _ in [row["players"].values()]])
 
 
 def descriptions():
-    """What each of the ten classes says of itself, and its options with their defaults."""
-    return "\n\n".join(described(type(make(env))) for env in REGISTRY)
+    """What each of the ten classes says of itself."""
+    return "\n\n".join(described(make(env)) for env in REGISTRY)
 
 
-FACTS = "Goal|Observation|Actions|Reward|Ends when|Solver|Splits|Pages|Options"
+FACTS = "Observation|Actions|Reward|Ends when|Solver|See an episode|Splits|Options"
+LEFT_OUT = ("Observation", "Actions", "Ends when", "Solver", "See an episode")
 
 
-def described(environment):
-    """The docstring of an environment's class as a section of a page."""
-    first, *paragraphs = inspect.getdoc(environment).split("\n\n")
-    lines = [f"### {environment.__name__}", "", first]
-    for paragraph in paragraphs:
-        whole = re.sub(rf"\n\s*(?!(?:{FACTS}|See an episode): )", " ", paragraph)
-        facts = [re.sub(f"^({FACTS}):", r"- **\1**:", line) for line in whole.split("\n")
-                 if not line.startswith("See an episode")]
-        lines += ["", *(textwrap.fill(fact, 120, break_long_words=False, break_on_hyphens=False,
-                                      subsequent_indent="  " * fact.startswith("- "))
-                        for fact in facts)]
-    defaults = ", ".join(f"`{name}={value}`" for name, value in environment.defaults.items())
-    return "\n".join([*lines, "", textwrap.fill(f"Defaults: {defaults}.", 120)])
+def described(env):
+    """The docstring of an environment's class as a section of a page, with the budget, and the
+    default of each option that is not off or empty."""
+    name, budget = type(env).__name__, env.budget
+    turns = f"{budget.max_turns} turn{'s' * (budget.max_turns > 1)}"
+    if budget.max_actions > budget.max_turns:
+        turns += f", {budget.max_actions} actions"
+    first, facts, *rest = inspect.getdoc(env).split("\n\n")
+    told = re.sub(rf"\n\s*(?!(?:{FACTS}): )", " ", "\n".join([facts, *rest])).split("\n")
+    text = "\n".join(f"- {fact}" for fact in told if not fact.startswith(LEFT_OUT))
+    for option, value in env.defaults.items():
+        if not re.search(rf"Options: .*`{option}`", text):
+            raise ValueError(f"{name} does not describe its option {option}.")
+        if value:
+            text = re.sub(rf"(Options: .*?)`{option}`", rf"\1`{option}={value}`", text)
+    text = re.sub(rf"^- ({FACTS}):", r"- **\1**:", text, flags=re.MULTILINE)
+    return "\n".join([f"### {name}", "", f"{first} ({turns}; {env.bundled_data})", "", *(
+        textwrap.fill(line, 120, break_long_words=False, break_on_hyphens=False,
+                      subsequent_indent="  ") for line in text.split("\n"))])
 
 
 def mutants_result():
@@ -488,7 +464,7 @@ PAGES = {"README.md": {"episode": partial(dialogue, FIRST), "headlines": headlin
          "docs/models.md": {"lora": lora_table},
          "docs/vision.md": {"episode": partial(episode_of, "frozenlake-image-grpo-s0"),
                             "vision": vision_table},
-         "docs/performance.md": {"gpu": gpu.tables, "waiting": waiting.figures},
+         "docs/performance.md": {"gpu": gpu.tables},
          "docs/running.md": {"log": log_lines},
          "docs/specification.md": {"mutants": mutants_result},
          "docs/pretrained.md": {
@@ -538,7 +514,6 @@ def notebook():
 if __name__ == "__main__":
     draw(ROOT / "docs" / "learning.png")
     draw_pretrained(ROOT / "docs" / "pretrained.png")
-    draw_waiting(ROOT / "docs" / "waiting.png")
     draw_boards(ROOT / "docs" / "boards.png")
     draw_seen(ROOT / "docs" / "seen.png", "frozenlake-image-grpo-s0")
     algorithm.draw(ROOT / "docs", FIRST)

@@ -225,19 +225,24 @@ def against_float32(learner, batch, config):
 
 
 # ---- docs/performance.md -------------------------------------------------------------------------
+# What the page tells of a variant, in its words.
+TOLD = {"sampled tokens/s": "sampled tokens a second", "update, seconds": "update, seconds",
+        "memory forecast, GiB": "memory forecast, GiB",
+        "memory peak / forecast": "measured peak / forecast"}
+
+
 def tables():
     """What was measured on a GPU: two tables."""
     found = json.loads(STORED.read_text())["lab.gpu"]
     small, large = found["smollm2"], found["untrained"]
-    steps = table(("rows", "SmolLM2-135M, ms", "tokens/s", "0.40B, ms", "tokens/s"), [
-        [f"{rows}", *(cell for model in (small, large)
-                      for ms in (model["decode steps"][f"{rows} rows, graph, ms"],)
-                      for cell in (f"{ms:.1f}", f"{1000 * rows / ms:,.0f}"))] for rows in ROWS])
+    steps = table(("rows", "SmolLM2-135M, tokens/s", "0.40B, tokens/s"), [
+        [f"{rows}", *(f"{1000 * rows / model['decode steps'][f'{rows} rows, graph, ms']:,.0f}"
+                      for model in (small, large))] for rows in ROWS])
     columns = [model[variant] for model in (small, large)
                for variant in ("as given", "activation checkpointing")]
     measured = table(("", "SmolLM2-135M", "checkpointing", "0.40B", "checkpointing"), [
-        [name, *(f"{x:,.0f}" if x >= 100 else f"{x:.4g}" for x in (c[name] for c in columns))]
-        for name in columns[0]])
+        [told, *(f"{x:,.0f}" if x >= 100 else f"{x:.3g}" for x in (c[name] for c in columns))]
+        for name, told in TOLD.items()])
     return f"{steps}\n\n{measured}"
 
 

@@ -1,7 +1,6 @@
 """Speed, side by side in one run: rollouts, a whole GRPO step, FrozenLake's step.
 
     python -m lab.speed
-    python -m lab.speed --trl              (adds TRL's GRPOTrainer, version 1.16.0)
     python -m lab.speed --model smollm2    (rollouts in bfloat16, 16 rows)
     python -m lab.speed --model smollm2 --device cuda    (one GPU; rollouts alone)
 
@@ -14,7 +13,7 @@ The sections of the table (`--parts`):
                 the best that transformers' public API allows prefills each distinct prompt once and
                 keeps the cache. The products with weights in `collect` are also timed alone.
     turns       the same with twice as many turns
-    step        `train_step`, beside GRPOTrainer with both loops (trl_step.py)
+    step        `train_step`
     frozenlake  the phases of a step of `make train ENV=frozenlake`
 
 Reading order: `main`, `Work` (what all sides share), `ours` and `by_generate` (a rollout),
@@ -292,7 +291,7 @@ class Rollout(TorchDispatchMode):
 
 # ---- Steps ---------------------------------------------------------------------------------------
 def step_sides(work):
-    """A step of plain GRPO in float32, two optimizer steps: ours, and with --trl TRL's."""
+    """A step of plain GRPO in float32, two optimizer steps."""
     args, groups = work.args, work.groups
     config = settings.Config(
         num_groups=groups.num_groups, group_size=args.group_size, max_context=work.max_context,
@@ -307,13 +306,7 @@ def step_sides(work):
         assert metrics["groups_kept"] == groups.num_groups
         return {"": metrics["seconds"], "rollout": metrics["rollout_seconds"]}
 
-    sides = {"train_step": step}
-    if args.trl:
-        from lab.trl_step import VERSION, TRLStep  # needs trl
-        for name, keep_cache in {"whole history": False, "cache kept": True}.items():
-            sides[f"TRL {VERSION}, generate, {name}"] = TRLStep(
-                work, partial(by_generate, work=work, keep_cache=keep_cache), config).step
-    return sides
+    return {"train_step": step}
 
 
 def frozenlake_sides(args):
@@ -379,7 +372,6 @@ def parse(arguments):
     parser.add_argument("--model", default="tiny", help="tiny, smollm2 or a local folder")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="[cpu]")
     parser.add_argument("--parts", nargs="+", choices=PARTS, help="tiny: all; others: rollout")
-    parser.add_argument("--trl", action="store_true", help="also TRL's step (needs trl)")
     parser.add_argument("--trajectories", type=int, help="tiny: 128; others: 16")
     for option, default in dict(turns=5, new_tokens=24, observation_tokens=40, prompt_tokens=120,
                                 group_size=16, repeats=5).items():

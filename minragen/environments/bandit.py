@@ -8,21 +8,20 @@ from minragen.envs import Budget, Outcome, TextEnv
 
 
 class Bandit(TextEnv):
-    """Two arms whose names hint at their risk; one pull.
+    """Choose one of two arms whose names hint at their risk.
 
-    Goal: choose the arm with the higher expected payout.
-    Observation: the two names, in the instance's order.
-    Actions: an arm's name.
-    Reward: the safe arm pays 0.1; the risky arm pays 1 with probability 0.25, else 0.
-    Ends when: one arm has been pulled.
+    Observation: the two names.
+    Actions: the name of an arm.
+    Reward: the safe arm pays 0.1; the risky arm pays 1 with probability 0.25, otherwise 0. Success
+        is the choice of the arm with the higher mean.
+    Ends when: an arm has been chosen.
     Solver: names the arm with the higher mean.
     See an episode: python -m minragen environments bandit 2
 
-    Splits: `train` has each known pair in one order, `val` the same pairs in the other order, and
-    `test` pairs of other names. Success means choosing the better arm, whatever it paid.
-    Options: `low_reward`, `high_reward`, `high_miss` (the risky arm's payout without a hit),
-    `high_prob`; `reversed`, which swaps the payouts, so that the names mislead; `mixed`, which
-    makes 400 pairs of the 40 names, each pair in one split.
+    Splits: val has the pairs of train in the other order, test has pairs of other names.
+    Options: `low_reward` of the safe arm; `high_reward` of the risky arm with probability
+    `high_prob`, else `high_miss`; `reversed` swaps the payouts, so that the names mislead; `mixed`
+    makes 400 pairs of the 40 names, each in one split.
     """
 
     budget = Budget(max_turns=1, max_actions_per_turn=1, max_actions=1)

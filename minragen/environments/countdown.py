@@ -17,19 +17,17 @@ from minragen.envs import Budget, Outcome, TextEnv
 class Countdown(TextEnv):
     """Make an expression that has a target as its value and uses each given number once.
 
-    Goal: an expression over all the numbers that equals the target.
     Observation: the numbers in ascending order and the target; after a wrong attempt its value.
     Actions: `expr` or `expr = value`, with + - * /, brackets and whole numbers; no signs.
-    Reward: 1 if the value (and any claim) is the target; 0.1 if only the numbers are right;
-        minus what earlier attempts earned. Anything else is no action.
+    Reward: 1 if the value (and any claim) is the target, 0.1 if only the numbers are right, minus
+        what earlier attempts earned. Anything else is no action.
     Ends when: the target is reached, or the only turn is over; more turns are more attempts.
     Solver: combines all subsets of the numbers, exactly.
     See an episode: python -m minragen environments countdown 67
 
-    Options: `count` of numbers, 3 or 4, or 0 for either; `largest` of them; `operators`, those of
-    +-*/ that tasks and answers may use (RAGEN's tasks: "+-"); `data`, a JSON, JSONL or parquet file
-    with columns nums and target, such as Countdown-Tasks-3to4. Its rows of `count` numbers that the
-    operators can solve replace the generated tasks.
+    Options: `count` of numbers, 3 or 4, or 0 for either; the `largest` number; `operators` that
+    tasks and answers may use (RAGEN's tasks: +-); `data`, a file of tasks, of which only
+    those with `count` numbers that the operators can solve are played.
     """
 
     budget = Budget(max_turns=1, max_actions_per_turn=1, max_actions=1)

@@ -38,25 +38,18 @@ warnings.filterwarnings("ignore", module="<answer>")
 class DeepCoder(TextEnv):
     """Write a program; hidden tests decide.
 
-    Goal: code that passes every hidden test.
     Observation: the task and two examples; after a try, how many hidden tests it passed and how
-        each example failed, as a word of the sandbox. It repeats no text of the program.
-    Actions: Python source, with or without a Markdown fence. Text that is not Python, or does not
-        define the function that the task names, is not an action.
+        each example failed, as a word of the sandbox.
+    Actions: Python source, with or without a Markdown fence. Text that is not Python, or lacks the
+        function that the task names, is not an action.
     Reward: how far the fraction of hidden tests passed exceeds the best so far; at most 1 in all.
     Ends when: all hidden tests are passed.
     Solver: the reference solution; for a record without one, a program that fails.
     See an episode: python -m minragen environments deepcoder 3
 
-    The generated problems need a loop, a condition or a data structure (data/programs.txt). Hidden
-    tests include edge cases such as the empty list. No constant passes more than a quarter of them,
-    and no simple program, such as the argument sorted, more than half. Problems whose solutions
-    agree on all inputs are one instance, and so in one split.
-
-    Options: `family`, programs or formulas (easier: one line of arithmetic that the task spells
-    out); `tests`, hidden ones per problem (0: all of a record); `seconds` of CPU per test; `data`,
-    a JSON, JSONL or parquet file of records, as `problem_of` describes them or as in MBPP (text or
-    prompt, code, test_list).
+    Options: `family`, or formulas: one line of arithmetic that the task spells out;
+    `tests`, hidden ones per problem (0: all of a record); `seconds` of CPU per test; `data`, a file
+    of records.
     """
 
     budget = Budget(max_turns=1, max_actions_per_turn=1, max_actions=1)

@@ -9,19 +9,17 @@ from minragen.envs import Budget, Outcome
 class FrozenLake(Board):
     """Walk over ice from a start to a goal without entering a hole.
 
-    Goal: reach the goal.
-    Observation: coordinates (row, column) of start, goal, player and holes; a grid; or both;
-        an image.
+    Observation: the cells (row, column) of start, goal, player and holes, and a grid; or an image.
     Actions: Left, Down, Right, Up; up to 2 a turn. At the border the player stays in place.
-    Reward: 1 on entering the goal, otherwise 0.
+    Reward: 1 on entering the goal, otherwise 0. A hole ends the episode.
     Ends when: the player enters the goal or a hole.
     Solver: value iteration over the actions left; without slip, a shortest path.
     See an episode: python -m minragen environments frozenlake 3
 
-    Options: `size`; `frozen`, the probability that a tile is ice and not a hole; `slip`, the
-    probability that a step goes to one of the two perpendicular sides instead (0 in RAGEN V2's run,
-    0.2 under the tag in its configuration, 2/3 in V1); `view`, `symbols` and `tile` as in Board; an
-    image does not show the start. A path within the action budget joins start and goal.
+    Options: `size`; `frozen`, the probability that a tile is ice; `slip`, that a step goes to one
+    of the two sides instead; `view` (coord, grid, grid_coord, image, image+text); `symbols` of the
+    grid; `tile`, the pixels of a cell's side. A path within the action budget joins start and goal.
+    An image does not show the start.
     """
 
     budget = Budget(max_turns=5, max_actions_per_turn=2, max_actions=10)

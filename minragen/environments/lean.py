@@ -54,27 +54,22 @@ class Verdict(NamedTuple):
 
 
 class Lean(TextEnv):
-    """Prove a theorem, one tactic a turn.
+    """Prove a theorem in Lean 4, one tactic a turn.
 
-    Goal: leave no goal open, without errors and without new axioms.
     Observation: the theorem (at first), then Lean's proof state: the facts and goal of the first
-        case, the goals of the others.
-    Actions: one tactic (`;` or line breaks join several), or `undo` of the last effective one.
-    Reward: 1 for the proof; each undo and tactic, even if joined or rejected, costs `step_cost`.
+        case, the goals of the others; after a rejected tactic also the start of Lean's error.
+    Actions: one tactic (`;` or line breaks join several), or `undo` of the last effective one. A
+        command, `sorry`, a comment, a string or an unbalanced bracket is not an action.
+    Reward: 1 for a proof without new axioms; each undo and tactic, even if joined or rejected,
+        costs `step_cost`.
     Ends when: the theorem is proved.
     Solver: `simp [*]` as soon as it ends the proof; else undoes what is not in the stored proof and
         plays the rest of it, joined if turns are short. A shorter proof would cost less.
     See an episode: python -m minragen environments lean 118
 
-    A text with a command, `sorry`, a comment, a string or an unbalanced bracket is not an action:
-    Lean never sees it. If Lean rejects a tactic, the start of its error is shown without what it
-    quotes.
-
-    Options: `server`, the address of a Kimina server (else the packaged Lean); `data`, a file of
-    miniF2F records, for a server with Mathlib; `family`, `all` theorems or easier ones of
-    propositional `logic`, drawn anew, for which simp and decide are refused, since `simp [*]` alone
-    proves three of four; `step_cost`; `seconds` of CPU for a check by the packaged Lean (a server:
-    three times that in wall-clock time).
+    Options: `step_cost`; `server`, the address of a Kimina server (else the packaged Lean); `data`,
+    a file of theorems; `family`, or logic: easier theorems, for which simp and decide are refused;
+    `seconds` of CPU for a check (a server: three times that in wall-clock time).
     """
 
     budget = Budget(max_turns=8, max_actions_per_turn=1, max_actions=8)

@@ -38,31 +38,21 @@ class WordProblem(NamedTuple):
 
 
 class MetaMathQA(TextEnv):
-    """A word problem and several attempts at it; each wrong one halves the reward.
+    """Solve a word problem in several attempts; each wrong one halves the reward.
 
-    Goal: give the result.
     Observation: the question; after a wrong answer also the number of wrong answers.
-    Actions: one value in any notation: 18, 18.0, 1.8e1, 36/2, 1 1/2, `\\frac{3}{4}`, 75%,
-        $1,234.50, `\\boxed{18}`, `**18**`, 18 dollars, 9 * 2 = 18, So the answer is 18. A text
-        without exactly one value ("18 or 20") is not an action and not an attempt. Units are not
-        judged.
-    Reward: 1/2^k for the right value after k wrong ones, otherwise 0.
+    Actions: one value in any notation: 18, 36/2, `\\boxed{18}`, So the answer is 18 dollars. A
+        text without exactly one value is not an action and not an attempt.
+    Reward: 1/2^k for the right value after k wrong ones, otherwise 0. Nothing is rounded. 75% is
+        0.75, but 75 if the question asks for a percentage.
     Ends when: the value is right.
     Solver: computes the template's expression exactly; for the user's records it knows the answer.
     See an episode: python -m minragen environments metamathqa 18
 
-    A percentage question wants the number before the sign: 75% and 75 are right, 0.75 is wrong. In
-    any other question 75% is 0.75. Nothing is rounded: 0.33 is not 1/3.
-    The templates need one to four operations. Those of one operation come in pairs that share most
-    of their words but not the operation. Problems with the same template and the same numbers in
-    any order are one task: names and distractors do not matter.
-
-    Options: `distractors`, whether half of the questions contain an irrelevant fact; `max_steps`,
-    the most operations of a problem; `largest`, the largest result and number that it is computed
-    from, at least 12, or 0 for any; `data`, a file of GSM8K records instead of the templates.
-    Records without a result are left out. Rephrasings of one `original_question` belong to one
-    split. A result that is not a number (an interval, x+1) must be given literally, but for case,
-    spaces and LaTeX decoration.
+    Options: `distractors`, an irrelevant fact in half of the questions; `max_steps`, the most
+    operations of a problem; `largest`, the largest result and number that it is computed from, at
+    least 12, or 0 for any; `data`, a file of records. A template with the same numbers in any order
+    is one task, of one split.
     """
 
     budget = Budget(max_turns=5, max_actions_per_turn=1, max_actions=5)
@@ -168,6 +158,8 @@ def word_problems():
 
     money: variables behind a $ sign      used: variables of the result      steps: operations
     values: variable -> its choices, or "= expression" if it is computed
+
+    Templates of one operation come in pairs that share most of their words, not the operation.
     """
     data = load_table("word_problems.json", parse_float=Fraction)  # 0.1 is a tenth
     for t in data["templates"]:

@@ -68,24 +68,18 @@ class Question(NamedTuple):
 class SearchQA(TextEnv):
     """Answer a question about a corpus that can only be searched.
 
-    Goal: give the exact answer.
     Observation: the question and the results of the last search, one per line.
     Actions: search[query], finish[answer]; one per turn, in any case. A misspelt one is no action.
-    Reward: 1 for finishing with an exact match, otherwise 0. A match ignores case, punctuation,
-        articles and spaces. The F1 of the words is reported as a metric.
+    Reward: 1 for finishing with the answer, whatever its case, punctuation, articles and spaces;
+        otherwise 0. The F1 of the words is a metric.
     Ends when: the answer is given by finish.
     Solver: searches for each hop whose passage is not in the observation, then finishes.
     See an episode: python -m minragen environments searchqa 0
 
-    The corpus is a generated encyclopaedia of people, towns and companies, one article each. A
-    question starts from a person and takes one hop (where does the person come from?) or two (which
-    river flows past the place?). It does not use the article's words, and the article has other
-    facts of the same kind: the town where the person lives now. Each person belongs to one split.
-
-    Options: `hops`, 1 or 2, or 0 for both; `results`, passages per search (RAGEN: 5); `data`, a
-    file of HotpotQA records; `corpus`, encyclopaedia or a file of passages, to replace the data's
-    own; `url` of a retriever, to replace the corpus; `timeout`, seconds that one search may take
-    there.
+    Splits: by the person that a question is about.
+    Options: `hops` from the person to the answer, 1 or 2, or 0 for both; `results`, passages per
+    search (RAGEN: 5); `data`, a file of questions; `corpus`, encyclopaedia or a file;
+    `url` of a retriever in place of the corpus, and `timeout`, the seconds that it has.
     """
 
     budget = Budget(max_turns=5, max_actions_per_turn=1, max_actions=5)

@@ -13,21 +13,18 @@ from minragen.envs import Budget, Outcome
 class Sokoban(Board):
     """Push boxes onto targets in a walled room.
 
-    Goal: every box stands on a target.
-    Observation: coordinates (row, column) of inner walls, targets, boxes, player; a grid; or both;
+    Observation: the cells (row, column) of inner walls, targets, boxes and player, and a grid; or
         an image.
     Actions: Up, Down, Left, Right; up to 2 a turn. Walking into a box pushes it if the cell behind
-        it is free; otherwise, and at a wall, nothing moves.
+        it is free; otherwise nothing moves.
     Reward: -0.1 an action, 1 for a box pushed onto a target, -1 for one pushed off, 10 for the end.
-    Ends when: all boxes are on targets.
+    Ends when: all boxes are on targets. A box that is stuck does not end it: others still count.
     Solver: A* over player and boxes, optimal in the number of actions.
     See an episode: python -m minragen environments sokoban 0
 
-    Options: `rows`, `cols`, `boxes` (RAGEN's larger board: 8, 8, 2); `walls`, the probability that
-    an inner cell is a wall; `pulls`: at most `boxes * pulls` pulls set up an instance; `view`,
-    `symbols` (RAGEN's other set: W.GCBA@) and `tile` as in Board. An instance is played backwards
-    from its solution in at most `max_actions` moves, so it can be solved. A box that can no longer
-    reach a target does not end the episode: others still count.
+    Options: `rows`, `cols`, `boxes`; `walls`, the probability that an inner cell is a wall;
+    `pulls` per box, at most, that set up an instance; `view`, `symbols` and `tile` as in
+    FrozenLake.
     """
 
     budget = Budget(max_turns=5, max_actions_per_turn=2, max_actions=10)

@@ -23,20 +23,18 @@ FORMS = {"(0,0,0)": "RCN", "0,0,0": "RCN", "(0,0) 0": "RCN", "clear(0,0)": "RC",
 class Sudoku(TextEnv):
     """Fill the empty cells of a grid that has exactly one solution.
 
-    Goal: every row, column and box holds each number once.
-    Observation: the grid, with a dot for an empty cell; the last turn's refused actions.
-    Actions: `(R, C, N)` puts a number into a cell and may replace the player's own; `clear (R, C)`
-        takes it back; up to 2 a turn. FORMS lists the other forms.
+    Observation: the grid, with a dot for an empty cell, and the last turn's refused actions.
+    Actions: `(R, C, N)` puts a number into a cell, `clear (R, C)` takes the player's own number
+        back; up to 2 a turn.
     Reward: 1 for the first time that a cell gets its number, 10 more for the last of them, -0.1
         for a clue cell or a broken rule, 0 for a number that fits but is wrong.
     Ends when: the grid is solved.
     Solver: corrects wrong numbers first, then fills the cells in an order of deduction.
     See an episode: python -m minragen environments sudoku 0
 
-    Options: `size` 4, 9 or 16; `hints` lists the empty cells with the numbers that fit, a single
-    one as an action. Half of the cells are blank, and naked singles fill them: some empty cell
-    always has only one number that fits. Larger grids have larger budgets; a smaller budget means
-    fewer blanks.
+    Options: `size` (4, 9 or 16), which raises the budget, too; `hints` lists the numbers that fit
+    each empty cell. Half of the cells are blank, or fewer with a smaller budget, and some empty
+    cell always has only one number that fits.
     """
 
     budget = Budget(max_turns=5, max_actions_per_turn=2, max_actions=10)

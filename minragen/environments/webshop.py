@@ -102,28 +102,19 @@ class Goal(NamedTuple):
 class WebShop(TextEnv):
     """Find and buy in a shop of web pages what a customer asks for.
 
-    Goal: buy a product of the right kind, with the wanted attributes and options, within the price.
     Observation: the goal, the page, and in brackets what can be clicked.
     Actions: search[words] on the search page; click[target] elsewhere.
-    Reward: on buying, WebShop's score in [0, 1] (`Goal.score`); nothing before. With `--reward
-        success`, 1 for a score of 1 and otherwise 0, as in RAGEN.
+    Reward: on buying, WebShop's score in [0, 1] for kind, attributes, options and price
+        (`Goal.score`); nothing before. Success is a score of 1.
     Ends when: something is bought.
     Solver: takes the shortest way to a purchase that scores 1, over pages or by a new search. If
         too few actions are left, it leaves out options, or buys the item it looks at.
-    See an episode: python -m minragen environments webshop 1
+    See an episode: python -m minragen environments webshop 4
 
-    Pages: search -> results (`page_size` per page, at most 50) -> item -> description, features and
-    reviews, if the item has them. `< prev` leads back; from an item, it discards the chosen
-    options. Success is a score of 1. Metrics are the score, its parts (r_type, r_att, r_option,
-    r_price), and `bought`. Splits are by goal, whatever its words and price cap. As in WebShop, all
-    splits use the same shop.
-
-    Options: `page_size`; `wording` of the generated shop. natural: half of the attributes and kinds
-    are paraphrased, and an item's pages say what an attribute means. plain: a goal is a list of
-    words, with synonyms of attributes, results have numbers instead of ids, and brackets have
-    spaces inside, so that a word is the same token wherever it stands. `products` and
-    `instructions`: paths of WebShop's items_shuffle and items_ins_v2 JSON files, whose pages need a
-    larger `--max-context`.
+    Options: `page_size`, results per page; `wording` of the generated shop: natural goals
+    paraphrase half of the attributes and kinds, plain ones are lists of words; `products` and
+    `instructions`, WebShop's own files, whose pages need a larger `--max-context`. All splits use
+    the same shop.
     """
 
     budget = Budget(max_turns=9, max_actions_per_turn=1, max_actions=9)

@@ -47,10 +47,10 @@ def checkout(tmp_path_factory):
         ".git", ".venv", "runs", "__pycache__", ".*_cache"))
     (folder / ".venv").symlink_to(sys.prefix)
     (small_env,) = code_blocks("CONTRIBUTING.md", "python")
-    reach, secret, fog = code_blocks("add-an-environment.md", "python")
+    lamps, price, fog = code_blocks("add-an-environment.md", "python")
     (own,) = code_blocks("algorithms.md", "python")
-    for name, lines in (("my_env.py", small_env), ("my_algo.py", own), ("reach.py", reach),
-                        ("secret.py", secret), ("fog.py", fog)):
+    for name, lines in (("my_env.py", small_env), ("my_algo.py", own), ("lamps.py", lamps),
+                        ("price.py", price), ("fog.py", fog)):
         with open(folder / name, "a") as file:
             file.write("\n".join([*lines, ""]))
     return folder

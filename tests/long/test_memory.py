@@ -3,10 +3,8 @@ release of a tensor's memory, inside operations too, and nothing of the interpre
 
 import functools
 import gc
-import re
 import tempfile
 from itertools import accumulate
-from pathlib import Path
 
 import pytest
 import torch
@@ -29,7 +27,6 @@ MODELS = {"tiny": None,  # and random ones of so many parameters
 RUN = dict(env="frozenlake", num_groups=2, val_size=1, max_new_tokens=24,
            max_context=408, warmup_steps=0, filter="none", device="cpu")
 SHORT = dict(num_groups=1, group_size=4, mini_batch=2, token_budget=160)  # one row at a time
-PAGE = Path(__file__).parent.parent.parent / "docs" / "performance.md"
 SIZES = {"tiny": dict(group_size=16, token_budget=1200, mini_batch=16), "10M": SHORT,
          "60M": SHORT | dict(max_new_tokens=45, max_turns=2)}  # which fills its context
 
@@ -111,24 +108,15 @@ class TestForecast:
         check_update("tiny", torch.bfloat16, lora_rank=rank, algo="grpo", max_turns=2)
 
 
-class TestPages:
-    def test_the_page_has_the_peaks_of_an_update_with_and_without_lora(self):
-        """With it the weights are counted once, and gradients and moments of the adapters."""
+class TestLora:
+    def test_an_update_needs_less_and_the_weights_are_held_once(self):
         pytest.importorskip("peft")
-        page = " ".join(PAGE.read_text().split())
-        shown = re.search(r"update of the 10M model with grpo takes (\d+) MiB \(forecast: (\d+)\) "
-                          r"and (\d+) \((\d+)\) with checkpointing\. With `--lora-rank 16` it "
-                          r"takes (\d+) \((\d+)\) and (\d+) \((\d+)\), and the run always holds "
-                          r"(\d+) MiB instead of (\d+)", page).groups()
-        shown, held, peaks = iter([int(number) for number in shown]), [], []
+        peaks, held = [], []
         for more in ({}, dict(lora_rank=16)):
             for again in (False, True):
                 options = dict(algo="grpo", max_turns=2, activation_checkpointing=again, **more)
-                learner, _, config = begun("10M", **options)
-                forecast = forecast_of(learner, config)
                 peaks.append(check_update("10M", **options))  # within a fifth of the forecast
-                assert next(shown) == pytest.approx(peaks[-1] / 2**20, rel=0.1)
-                assert next(shown) == round(forecast["update"] / 2**20)
-            held.append(round(forecast["always"] / 2**20))
-        assert [*shown] == held[::-1]
+            learner, _, config = begun("10M", **options)
+            held.append(forecast_of(learner, config)["always"])
         assert peaks[2] < 0.7 * peaks[0] and peaks[3] < 0.7 * peaks[1]
+        assert held[1] < 0.5 * held[0]
