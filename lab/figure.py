@@ -46,15 +46,6 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "lab" / "results"  # measured at commits that are named there
 SEEDS = (0, 1, 2)
 FIRST = "frozenlake-grpo-s0"  # the run whose episode and first step the pages show
-# The environments of README's table, with their options in words.
-HEADLINES = {"frozenlake": "FrozenLake", "webshop": "WebShop", "metamathqa": "MetaMathQA",
-             "deepcoder": "DeepCoder", "countdown": "Countdown"}
-WORDS = {"view=coord": "positions instead of a grid", "frozen=0.8": "80 % ice",
-         "wording=plain": "plain wording", "page_size=3": "3 products a page",
-         "max_steps=1": "one-step problems", "largest=12": "numbers up to 12",
-         "distractors=False": "no distractors", "max_turns=1": "one attempt",
-         "family=formulas": "formulas only", "count=3": "3 numbers",
-         "largest=10": "none above 10", "operators=+*": "only + and *"}
 SHOWN = 4  # lines of a reply
 COLOURS = ("#0072B2", "#E69F00", "#009E73")  # Okabe and Ito's: the colour-blind tell them apart
 EPISODE = re.compile(
@@ -183,18 +174,6 @@ def results_table():
          minutes(runs)]
         for env in REGISTRY for runs, last, size in [runs_of(env)]
         for _, *shallow, _ in [baselines(env).values()]])
-
-
-def headline_table():
-    """The README's few rows: sampled success beside that of the best shallow player."""
-    return table(("environment", "random policy", "best shallow player", "before RL",
-                  "after RL: seeds 0, 1, 2", "minutes"), [
-        [f"{name}: {', '.join(WORDS[option] for option in options_of(env))}",
-         with_interval(random, size), with_interval(max(shallow), size),
-         with_interval(runs[0][0]["val/success"], size),
-         of_seeds([line["val/success"] for line in last], size), minutes(runs)]
-        for env, name in HEADLINES.items() for runs, last, size in [runs_of(env)]
-        for random, *shallow, _ in [baselines(env).values()]])
 
 
 def pretrained_table():
@@ -331,14 +310,6 @@ def episode_of(run):
     return "\n".join(["```text", *said, "```"])
 
 
-def dialogue(run):
-    """The `last_episode` of a run, with a mark and the forced prefix before each reply."""
-    prefix = forced_prefix(archive.config(run).response_format)
-    said = [f"> {prefix}{message['content']}" if message["role"] == "assistant" else
-            message["content"] for message in last_episode(run)["messages"][1:]]
-    return "\n".join(["```text", *said, "```"])
-
-
 def last_episode(run):
     """The first validation episode of a run's last stored step."""
     episodes = archive.episodes(run)
@@ -455,8 +426,7 @@ def mutants_result():
 
 
 # page -> {name of a block in it: function that makes its text}
-PAGES = {"README.md": {"episode": partial(dialogue, FIRST), "headlines": headline_table,
-                       "pretrained": pretrained_means},
+PAGES = {"README.md": {"pretrained": pretrained_means},
          "docs/algorithms.md": {"tokens": tokens.figures},
          "docs/environments.md": {"environments": environments_table,
                                   "descriptions": descriptions},

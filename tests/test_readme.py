@@ -34,7 +34,7 @@ class TestPages:
         assert figure.notebook() == text and len(text) < 500_000
 
     def test_the_step_in_the_readme_calls_what_the_training_calls(self):
-        (step,) = code_blocks("README.md", "python")
+        _, step = code_blocks("README.md", "python")
         names = [getattr(node.func, "id", getattr(node.func, "attr", ""))
                  for node in ast.walk(ast.parse("\n".join(step))) if isinstance(node, ast.Call)]
         train = (ROOT / "minragen" / "train.py").read_text()

@@ -46,7 +46,7 @@ def checkout(tmp_path_factory):
     shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(
         ".git", ".venv", "runs", "__pycache__", ".*_cache"))
     (folder / ".venv").symlink_to(sys.prefix)
-    (small_env,) = code_blocks("CONTRIBUTING.md", "python")
+    small_env, _ = code_blocks("README.md", "python")
     lamps, price, fog = code_blocks("add-an-environment.md", "python")
     (own,) = code_blocks("algorithms.md", "python")
     for name, lines in (("my_env.py", small_env), ("my_algo.py", own), ("lamps.py", lamps),
@@ -108,8 +108,9 @@ def shortened(command):
 
 
 class TestCommands:
-    def test_the_readme_has_the_two_that_matter(self):
-        assert commands("README.md") == ["make train ENV=frozenlake", "make test"]
+    def test_the_readme_has_the_one_that_matters_and_the_one_for_an_environment_of_ones_own(self):
+        assert commands("README.md") == [
+            "make train ENV=frozenlake", ".venv/bin/python -m minragen.train --env my_env:MyEnv"]
 
     @pytest.mark.filterwarnings("ignore:.* found in sys.modules")  # of runpy
     @pytest.mark.parametrize("command", dict.fromkeys(
