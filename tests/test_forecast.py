@@ -80,9 +80,11 @@ class TestLine:
 
 class TestPages:
     @pytest.mark.parametrize("row, options", [
-        ("`--token-budget 4096`", dict(token_budget=4096)), ("the preset's 8,192", {}),
-        ("8,192 and `--activation-checkpointing true`", dict(activation_checkpointing=True)),
-        ("4,096 and `--kl-coef 0.001`: a reference model", dict(token_budget=4096, kl_coef=0.001)),
+        ("`--token-budget 4096`", dict(token_budget=4096)),
+        ("the preset, `--token-budget 8192`", {}),
+        ("`--activation-checkpointing true`", dict(activation_checkpointing=True)),
+        ("`--token-budget 4096`, `--kl-coef 0.001`: a reference model",
+         dict(token_budget=4096, kl_coef=0.001)),
         ("`--algo ppo`, checkpointing, `--max-rows 128`: a critic",
          dict(algo="ppo", activation_checkpointing=True, max_rows=128))])
     def test_the_recipe_for_a_gpu_has_the_forecasts_of_its_options(self, row, options):
