@@ -33,8 +33,9 @@ class TestPages:
         text = (ROOT / "docs" / "tutorial.ipynb").read_text()
         assert figure.notebook() == text and len(text) < 500_000
 
-    def test_the_step_in_the_readme_calls_what_the_training_calls(self):
-        _, step = code_blocks("README.md", "python")
+    def test_the_readme_has_the_first_environment_of_its_page_and_a_step_with_trains_calls(self):
+        own, step = code_blocks("README.md", "python")
+        assert own == [*filter(None, code_blocks("add-an-environment.md", "python")[0])]
         names = [getattr(node.func, "id", getattr(node.func, "attr", ""))
                  for node in ast.walk(ast.parse("\n".join(step))) if isinstance(node, ast.Call)]
         train = (ROOT / "minragen" / "train.py").read_text()
