@@ -141,17 +141,22 @@ SOME = ("Gemma 2", "Cohere 2", "Mistral, window", "GPT-NeoX", "Mamba", "Bloom", 
 
 def family(name):
     """A policy of a family with random weights and tiny's tokenizer."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_family(name, folder)
+        return faster(load_policy(folder, name="NAME"))
+
+
+def write_family(name, folder, **sizes):
+    """Write the folder of a family. sizes: other than SIZES"""
     kind, options = FAMILIES[name]
     kind, tokenizer = getattr(transformers, f"{kind}Config"), tiny()[0].tokenizer
-    known, sizes = kind(), SIZES | dict(vocab_size=len(tokenizer) + 9, pad_token_id=0)
+    known, sizes = kind(), SIZES | dict(vocab_size=len(tokenizer) + 9, pad_token_id=0) | sizes
     config = kind(**{k: v for k, v in sizes.items() if hasattr(known, k)} | options)
     torch.manual_seed(0)
-    with tempfile.TemporaryDirectory() as folder:
-        config.save_pretrained(folder)
-        with contextlib.suppress(ValueError):  # no decoder: T5
-            transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        return faster(load_policy(folder, name="NAME"))
+    config.save_pretrained(folder)
+    with contextlib.suppress(ValueError):  # no decoder: T5
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def listed_as(name):
@@ -192,7 +197,8 @@ class TestFamilies:
         """The others: long/test_every_family.py."""
         assert listed_as(name) == measured(name)
 
-    @pytest.mark.parametrize("name", ["Ministral", "StarCoder2, window", "GPT-2, longer"])
+    @pytest.mark.parametrize("name", ["Ministral", "StarCoder2, window", "GPT-2, longer",
+                                      "Qwen3.5", "LFM3", "Granite 4 H"])
     @torch.no_grad()
     def test_the_scores_of_the_diagnostics_are_those_of_full_passes(self, name):
         """Of a pair that is longer than the model's positions the beginning is left out."""

@@ -10,7 +10,7 @@ lengths go through the model in pieces of equal lengths, and a state is copied, 
 states lie beside the keys in `KVSlots`, which moves them; the learner's whole rows need nothing,
 because a causal layer never sees the padding on their right.
 
-Reading order: `prepare`, `last_hidden`, `pieces`, `LayerStates`, `by_device`.
+Reading order: `prepare`; `last_hidden` with `pieces` and `LayerStates`; `by_device`; `sizes`.
 
 Axes: n rows in a forward pass, q new tokens of each, D hidden size.
 
@@ -24,7 +24,7 @@ import sys
 
 import torch
 
-from minragen.cache import reserve
+from minragen.cache import KVSlots, reserve
 
 
 def prepare(policy):
@@ -43,30 +43,36 @@ def prepare(policy):
 
 @torch.no_grad()
 def last_hidden(model, slots, tokens, counts, first_row=0):
-    """`cache.last_hidden` in pieces, each a pass without padding."""
+    """`cache.last_hidden` in pieces: each is a pass without padding."""
     hidden = None
-    for chosen, starts, size in pieces(counts.tolist()):
-        rows, begun = torch.tensor(chosen), torch.tensor(starts)
-        part = tokens[rows[:, None], begun[:, None] + torch.arange(size)]
+    for chosen, begun, size in pieces(counts.tolist()):
+        rows, starts = torch.tensor(chosen), torch.tensor(begun)
+        part = tokens[rows[:, None], starts[:, None] + torch.arange(size)]
         # All rows are a slice, whose keys and states are read where they lie.
         where = first_row if len(chosen) == len(tokens) else rows + first_row
-        last = _last_hidden(model, slots, part, where)
+        last = one_pass(model, slots, part, counts.new_full((len(rows),), size), where)
         hidden = last.new_zeros(len(tokens), last.shape[1]) if hidden is None else hidden
         hidden[rows] = last
     return hidden
 
 
-def _last_hidden(model, slots, tokens, first_row):
-    """One pass of q ids in each row. tokens: (n, q)      returns: (n, D)"""
-    counts = torch.full((len(tokens),), tokens.shape[1], device=tokens.device)
-    positions, masks, _ = reserve(model, slots, tokens, counts, first_row)
+def one_pass(model, slots, tokens, counts, first_row=0):
+    """`cache.last_hidden` for layers with states: right only if no row has padding."""
+    positions, masks, ends = reserve(model, slots, tokens, counts, first_row)
     masks = masks if isinstance(masks, dict) else {"full_attention": masks}
     states = LayerStates(slots)
     hidden = model.base_model(
         input_ids=tokens, attention_mask=masks | dict.fromkeys(("linear_attention", "conv")),
         position_ids=positions, past_key_values=states, use_cache=True).last_hidden_state
     states.put_back()
-    return hidden[:, -1]
+    return hidden.flatten(0, 1)[ends]
+
+
+def sizes(policy):
+    """How many layers keep keys, and the bytes of a row's states."""
+    slots, one = KVSlots(policy.model, 1, 1), torch.ones(1, 1, dtype=torch.int64)
+    last_hidden(policy.model, slots, one.to(slots.device), one[0].to(slots.device))
+    return len(slots.layers), sum(state.nbytes for state in slots.states.values())
 
 
 def pieces(counts):

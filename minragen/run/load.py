@@ -58,7 +58,7 @@ def load_policy(source, device="cpu", stored_dtype=False, name=""):
         raise ValueError(f"cannot load model {name!r}: {first} Give a bundled model (tiny, "
                          f"tiny-vlm, smollm2), a local folder or a Hugging Face id.") from None
     if refused:
-        raise RuntimeError(f"model {name!r} {refused}.")
+        raise RuntimeError(f"model {name!r} {refused}. docs/models.md lists others.")
     wrong = [f"{len(keys)} {kind}, e.g. {min(map(str, keys))}" for kind in (
         "missing", "unexpected", "mismatched") if (keys := loading[f"{kind}_keys"])]
     if wrong:  # what is missing would stay random
@@ -120,7 +120,7 @@ def why_unsupported(config):
     if config.is_encoder_decoder:
         return "is an encoder-decoder, and only decoders continue a conversation"
     if others:
-        return f"has layers {others}, which are not supported"
+        return f"has layers {others}, which a rollout cannot cache"
     if "mrope_section" in str(getattr(text, "rope_parameters", None)):
         return "has positions in three dimensions (M-RoPE), and only one-dimensional are supported"
     if getattr(text, "alibi", False) or not hasattr(text, "max_position_embeddings"):
