@@ -135,7 +135,7 @@ FAMILIES = {  # name: class of the configuration, options
 }
 
 
-SOME = ("Gemma 2", "Cohere 2", "Mistral, window", "GPT-NeoX", "Mamba", "Bloom", "GPT-2, longer",
+SOME = ("Gemma 2", "Cohere 2", "Mistral, window", "GPT-NeoX", "Mamba", "Jamba", "Bloom", "GPT-2, longer",
         "Phi-3, longrope, longer", "T5")  # long/test_every_family.py tries the others
 
 
