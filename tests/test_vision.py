@@ -23,6 +23,7 @@ from training import assert_resumed_alike, read_lines, run
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from minragen import eval as evaluation
 from minragen import train as trainer
@@ -34,7 +35,7 @@ from minragen.more.vision import ImageStore
 from minragen.rollout import Rules, collect
 from minragen.run import measure
 from minragen.run.groups import PatientGroups
-from minragen.run.load import load_policy
+from minragen.run.load import PROCESSOR_FILES, load_policy
 from minragen.run.proof import prove
 from minragen.trajectory import make_batch
 
@@ -83,12 +84,80 @@ def gemma3(tokenizer, size):
     return transformers.Gemma3ForConditionalGeneration(config), processor
 
 
+def qwen2_5_vl(tokenizer, size):
+    """Half of its layers see windows of 32 pixels."""
+    return qwen("Qwen2_5_VL", tokenizer, size, dict(fullatt_block_indexes=[1], window_size=32))
+
+
+def qwen3_vl(tokenizer, size):
+    """The first layer of its tower feeds the first of its decoder."""
+    return qwen("Qwen3VL", tokenizer, size | dict(head_dim=8), dict(
+        deepstack_visual_indexes=[0], num_position_embeddings=64))
+
+
+def qwen(name, tokenizer, size, vision):
+    """A model whose positions have three dimensions, and what its folder has for images: as those
+    on the Hub nothing but the image processor's file, which names the processor."""
+    rope = dict(rope_type="default", rope_theta=1e4, mrope_section=[2, 1, 1])
+    images = Qwen2VLImageProcessorPil(patch_size=8, size=dict(shortest_edge=256,
+                                                              longest_edge=10**6))
+    images._processor_class = f"{name}Processor"
+    marks = {name: tokenizer.convert_tokens_to_ids(f"<|{mark}|>") for name, mark in (
+        ("image_token_id", "image_pad"), ("video_token_id", "video_pad"),
+        ("vision_start_token_id", "vision_start"), ("vision_end_token_id", "vision_end"))}
+    config = getattr(transformers, f"{name}Config")(
+        text_config=dict(rope_parameters=rope, **size), vision_config=dict(
+            depth=2, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=8,
+            out_hidden_size=32, initializer_range=0.3, **vision), **marks)
+    return getattr(transformers, f"{name}ForConditionalGeneration")(config), images
+
+
+def gemma4(tokenizer, size):
+    """Two layers have no keys of their own, and each has embeddings of its own."""
+    config = transformers.Gemma4Config(
+        text_config=dict(head_dim=8, global_head_dim=16, sliding_window=24, num_kv_shared_layers=2,
+                         layer_types=["sliding_attention", "full_attention"] * 2, pad_token_id=0,
+                         hidden_size_per_layer_input=8,
+                         vocab_size_per_layer_input=size["vocab_size"], **size),
+        vision_config=dict(num_key_value_heads=2, head_dim=8, pooling_kernel_size=2,
+                           position_embedding_size=64, **VISION), audio_config=None,
+        **{f"{mark}_token_id": tokenizer.convert_tokens_to_ids(f"<{mark}>")
+           for mark in ("image", "video", "audio", "boi", "eoi")})
+    return transformers.Gemma4ForConditionalGeneration(config), Processor("Gemma4")
+
+
+def mistral3(tokenizer, size):
+    """Ministral 3."""
+    config = transformers.Mistral3Config(
+        text_config=dict(model_type="ministral3", head_dim=8, **size),
+        vision_config=dict(model_type="pixtral", head_dim=8, **VISION), spatial_merge_size=2,
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"))
+    return transformers.Mistral3ForConditionalGeneration(config), Processor("Pixtral")
+
+
+class Processor:
+    """A processor that cannot be made without torchvision: the file that names it."""
+
+    def __init__(self, name):
+        self.file = json.dumps({"processor_class": f"{name}Processor"})
+
+    def save_pretrained(self, folder):
+        (folder / "processor_config.json").write_text(self.file)
+
+
+FURTHER_MARKS = {
+    **dict.fromkeys((qwen2_5_vl, qwen3_vl), ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>",
+                                            "<|vision_end|>"]),
+    gemma4: ["<video>", "<audio>", "<boi>", "<eoi>", "<boa>", "<eoa>"], mistral3: ["<break>"]}
+
+
 @functools.cache
 def folder_of(family, tmp):
     words = tiny()[0].tokenizer
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=copy.deepcopy(words.backend_tokenizer), pad_token=words.pad_token,
-        eos_token=words.eos_token, additional_special_tokens=["<|im_start|>", *MARKS],
+        eos_token=words.eos_token, additional_special_tokens=[
+            "<|im_start|>", *MARKS, *FURTHER_MARKS.get(family, [])],
         chat_template=words.chat_template, model_specific_special_tokens=dict(
             image_token="<image>", boi_token="<begin>", eoi_token="<end>"))
     torch.manual_seed(0)
@@ -97,6 +166,7 @@ def folder_of(family, tmp):
         model.model.multi_modal_projector.mm_input_projection_weight.data.normal_()  # else 0
     folder = tmp / family.__name__
     model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     processor.save_pretrained(folder)
     return folder
 
@@ -352,6 +422,58 @@ class TestRuns:
 
 
 @pytest.fixture
+def package(request, tmp):
+    """A folder with a vision tower, whose processor need not be there."""
+    return folder_of(request.param, tmp)
+
+
+PACKAGES = pytest.mark.parametrize("package", [gemma4, mistral3, qwen2_5_vl, qwen3_vl, gemma3],
+                                   indirect=True)
+
+
+@pytest.mark.usefixtures("runs")
+class TestTextOnly:
+    """Where no environment shows images a vision-language model is its decoder."""
+
+    @PACKAGES
+    def test_it_is_proved_and_its_decoder_alone_is_trained(self, package):
+        policy = load_policy(package, sees=lambda: False)
+        assert "gap" in prove(policy, 320) and policy.image_store is None
+        tokens = torch.randint(len(policy.tokenizer), (2, 30))
+        policy.logprobs(tokens, torch.arange(30).expand(2, 30) > 9)[0].sum().backward()
+        decoder, head = policy.model.base_model, policy.model.get_output_embeddings()
+        trained = {*decoder.parameters(), *head.parameters()}
+        for name, p in policy.model.named_parameters():
+            assert p.requires_grad == (p in trained), name
+            assert (p.grad is not None) == (p in trained), name
+
+    @PACKAGES
+    def test_it_is_saved_as_it_was_loaded(self, package, tmp_path):
+        load_policy(package, sees=lambda: False).save(tmp_path)
+        before, after = (transformers.AutoModelForImageTextToText.from_pretrained(
+            folder).state_dict() for folder in (package, tmp_path))
+        assert before.keys() == after.keys()
+        assert all(torch.equal(x, after[name]) for name, x in before.items())
+        for name in PROCESSOR_FILES:
+            assert (package / name).exists() == (tmp_path / name).exists()
+            if (package / name).exists():
+                assert (package / name).read_bytes() == (tmp_path / name).read_bytes()
+
+    @pytest.mark.parametrize("package", [gemma4, qwen2_5_vl], indirect=True)
+    def test_a_run_says_so_goes_on_bit_for_bit_and_can_be_evaluated(
+            self, package, runs, monkeypatch, capsys):
+        options = shlex.split(f"--env frozenlake --model {package} --warmup-steps 0 --num-groups 2 "
+                              f"--group-size 2 --val-size 2 --mini-batch 4 --max-new-tokens 8 "
+                              f"--kl-coef 0.1 --steps 2 --save-every 1 --max-context 500")
+        assert_resumed_alike(runs, monkeypatch, options)
+        assert "reads text only: its vision tower is frozen" in capsys.readouterr().out
+        assert (runs / "straight/checkpoint").joinpath(PROCESSOR_FILES[
+            package.name != "gemma4"]).exists()
+        evaluation.main(["--run", "straight", "--size", "2"])
+        assert "reads text only" in capsys.readouterr().out
+
+
+@pytest.fixture
 def other(tmp, tmp_path):
     """A copy of llava's folder."""
     return Path(shutil.copytree(folder_of(llava, tmp), tmp_path / "other"))
@@ -412,10 +534,3 @@ class TestProof:
             store, whole, numbers.flip(0) if whole is policy.model.whole.base_model else numbers))
         with pytest.raises(RuntimeError, match="differs between cached turns and a full pass"):
             prove(policy, 320)
-
-    def test_positions_in_three_dimensions_are_refused(self, tmp_path):
-        transformers.Qwen2_5_VLConfig(text_config=dict(rope_parameters=dict(
-            rope_type="default", rope_theta=1e6, mrope_section=[16, 24, 24]))).save_pretrained(
-                tmp_path)
-        with pytest.raises(RuntimeError, match="has positions in three dimensions"):
-            load_policy(tmp_path)

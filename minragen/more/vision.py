@@ -17,6 +17,7 @@ import hashlib
 import inspect
 import io
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -108,7 +109,7 @@ class ImageStore:
 
 
 class SeeingPolicy(Policy):
-    """A policy whose model is a VisionLanguageModel."""
+    """A policy whose model is a VisionLanguageModel. It may read text only: see there."""
 
     @property
     def image_store(self):
@@ -116,7 +117,8 @@ class SeeingPolicy(Policy):
 
     def begin_rollout(self):
         """Forget the images of the last rollout."""
-        self.image_store.forget()
+        if self.image_store:
+            self.image_store.forget()
 
     def end_rollout(self, trajectories):
         """Add the images that other processes showed, which are trained on too."""
@@ -127,11 +129,21 @@ class SeeingPolicy(Policy):
 
 class VisionLanguageModel(nn.Module):
     """A vision-language model behind the interface of a causal language model: `base_model` is its
-    decoder, whose embedding layer takes the ids of images."""
+    decoder, whose embedding layer takes the ids of images.
 
-    def __init__(self, whole, processor):
+    processor: of transformers; without one the model reads text only, and its tower is frozen
+    files: {name: bytes} of the processor's files, which are saved as they were
+    """
+
+    def __init__(self, whole, processor=None, files=None):
         super().__init__()
-        self.whole, self.image_store = whole, ImageStore(processor, whole.config)
+        self.whole, self.files, self.image_store = whole, files, None
+        if processor is None:
+            whole.requires_grad_(False)
+            for part in (self.base_model, whole.get_output_embeddings()):
+                part.requires_grad_(True)
+            return
+        self.image_store = ImageStore(processor, whole.config)
         embedding = self.base_model.get_input_embeddings()
         embedding.forward = partial(_embed, embedding.forward, self.image_store, whole.base_model)
         # Gemma 3 takes them: there the tokens of an image see each other.
@@ -142,6 +154,8 @@ class VisionLanguageModel(nn.Module):
 
     def forward(self, tokens, **options):
         """As transformers computes it, images given as pixels: for the proof at start-up."""
+        if self.image_store is None:
+            return self.whole(input_ids=tokens, **options)
         seen = tokens >= self.image_store.first
         if seen.any():
             numbers, _ = self.image_store.numbers(tokens[seen])  # all tokens of each image
@@ -163,7 +177,10 @@ class VisionLanguageModel(nn.Module):
     def save_pretrained(self, folder, state_dict):
         self.whole.save_pretrained(folder, state_dict={
             name.removeprefix("whole."): weight for name, weight in state_dict.items()})
-        self.image_store.processor.save_pretrained(folder)
+        if self.files is None:  # it was made here
+            self.image_store.processor.save_pretrained(folder)
+        for name, content in (self.files or {}).items():
+            (Path(folder) / name).write_bytes(content)
 
 
 def _embed(plain, image_store, vision_model, ids):
