@@ -26,6 +26,9 @@ class KVSlots:
     `update` writes a row's new keys after its earlier keys and returns the buffers up to the end of
     the longest row. A shorter row ends in padding, which masks hide until new keys overwrite it.
 
+    A row may also have states: tensors of one size, zero before its first token, which each pass
+    replaces, as those of recurrent layers (more/hybrid.py). They move with the row's keys.
+
     FOOTGUN: `new_zeros`, never `new_empty`: a masked key still adds 0 * value, and 0 * nan is nan.
 
     capacity: tokens a row, rounded up to a multiple of 64. Masks may be that wide (fast/graphs.py),
@@ -35,15 +38,19 @@ class KVSlots:
     def __init__(self, model, rows, capacity):
         self.device, self.capacity = next(model.parameters()).device, rounded_up(capacity, 64)
         self.layers = {}  # layer -> [keys, values], each (rows, heads, capacity, width)
+        self.states = {}  # name -> (rows, ...)
         self.lengths = torch.zeros(rows, dtype=torch.int64, device=self.device)
         # Upper bounds of the lengths, kept on the CPU: reading a length from a GPU waits for it.
         self.bounds = torch.zeros(rows, dtype=torch.int64)
 
-    def set_positions(self, positions, filled, first_row=0):
-        """Tell `update` the positions (n, q) to write to, and how many positions to return."""
+    def set_positions(self, positions, filled, rows):
+        """Tell `update` the positions (n, q) to write to, and how many positions to return.
+
+        rows: the slots of the pass, a slice or (n,) int64
+        """
         self._positions, self._filled = positions, filled
-        self._rows = slice(first_row, first_row + len(positions))
-        self._index = torch.arange(len(positions), device=positions.device)[:, None]
+        self._rows = rows if isinstance(rows, slice) else rows.to(self.device)
+        self._index = torch.arange(len(self.lengths), device=self.device)[self._rows, None]
 
     def update(self, key_states, value_states, layer_idx, *args, **kwargs):
         """Called by the decoder. key_states, value_states: (n, heads, q, width).
@@ -54,13 +61,22 @@ class KVSlots:
         if layer_idx not in self.layers:
             self.layers[layer_idx] = [x.new_zeros(
                 len(self.lengths), x.shape[1], self.capacity, x.shape[3]) for x in new]
-        slots = [slot[self._rows] for slot in self.layers[layer_idx]]
-        for slot, states in zip(slots, new):
+        for slot, states in zip(self.layers[layer_idx], new):
             slot[self._index, :, self._positions] = states.transpose(1, 2)
-        return [slot[:, :, :self._filled] for slot in slots]
+        return [slot[self._rows, :, :self._filled] for slot in self.layers[layer_idx]]
 
     def get_seq_length(self, layer_idx=0):
         return self._filled
+
+    def state(self, name):
+        """A state (n, ...) of the rows of this pass. Returns None if no row has it yet."""
+        return self.states[name][self._rows] if name in self.states else None
+
+    def set_state(self, name, new):
+        """Replace a state of the rows of this pass. new: (n, ...)"""
+        if name not in self.states:
+            self.states[name] = new.new_zeros(len(self.lengths), *new.shape[1:])
+        self.states[name][self._rows] = new
 
     def move_to_front(self, chosen):
         """Swap slots so that those in `chosen`, a rising list, come first. Returns for each place
@@ -74,21 +90,21 @@ class KVSlots:
             filled = int(self.bounds.max())
             self.bounds[gaps + fill] = self.bounds[fill + gaps]
             to, of = torch.tensor([gaps + fill, fill + gaps]).to(self.device, non_blocking=True)
-            for x in (self.lengths, *(x[:, :, :filled] for both in self.layers.values()
-                                      for x in both)):
+            for x in (self.lengths, *self.states.values(), *(
+                    x[:, :, :filled] for both in self.layers.values() for x in both)):
                 x[to] = x[of]
         return order
 
 
 def regather(parts, capacity):
     """New KVSlots of `capacity` tokens a row with copies of the chosen slots, part after part. The
-    given KVSlots cannot be used afterwards: their buffers are freed layer by layer.
+    given KVSlots cannot be used afterwards: their buffers are freed one by one.
 
     parts: [(KVSlots, [slot, ...])]; a list may be empty, or name a slot several times
     """
     parts = [(slots, torch.tensor(index)) for slots, index in parts if index]
     made = copy.copy(parts[0][0])
-    made.capacity, made.layers = rounded_up(capacity, 64), {}
+    made.capacity, made.layers, made.states = rounded_up(capacity, 64), {}, {}
     made.bounds = torch.cat([slots.bounds[index] for slots, index in parts])
     parts = [(slots, index.to(made.device, non_blocking=True), int(slots.bounds[index].max()))
              for slots, index in parts]
@@ -104,6 +120,10 @@ def regather(parts, capacity):
             end += len(index)
         for slots, *_ in parts:
             slots.layers.pop(layer, None)
+    for name in [*parts[0][0].states]:
+        made.states[name] = torch.cat([slots.states[name][index] for slots, index, _ in parts])
+        for slots, *_ in parts:
+            slots.states.pop(name, None)
     return made
 
 
@@ -131,16 +151,17 @@ def reserve(model, slots, tokens, counts, first_row=0):
         b b         2 .         b b b .
 
     tokens: (n, q) int64, right-padded   counts: (n,) int64, 0 to q; for 0 the result is meaningless
+    first_row: or the indices of n slots, (n,) int64 on the CPU
     returns: positions (n, q), masks (of `attention_masks`) and ends (n,), the index of each row's
         last real token among all n * q (here 1 and 2)
     """
     n, q = tokens.shape
-    rows = slice(first_row, first_row + n)
+    rows = slice(first_row, first_row + n) if isinstance(first_row, int) else first_row
     filled = min(int(slots.bounds[rows].max()) + q, slots.capacity)
     positions = slots.lengths[rows, None] + torch.arange(q, device=slots.device)
     slots.lengths[rows] += counts
     slots.bounds[rows] += q
-    slots.set_positions(positions, filled, first_row)
+    slots.set_positions(positions, filled, rows)
     keys = torch.arange(filled, device=slots.device)[None]
     # NOTE: never `is_causal`: with more keys than queries it aligns the triangle to the top left.
     visible = keys[:, None, None] <= positions[:, None, :, None]
@@ -191,7 +212,8 @@ def attention_masks(model, visible, queries, keys):
     window = getattr(config, "sliding_window", None)
     usual = "sliding_attention" if window else "full_attention"
     masks = {}
-    for kind in {*(getattr(config, "layer_types", None) or [usual])}:
+    kinds = {*(getattr(config, "layer_types", None) or [])}  # of others, which keep states: none
+    for kind in kinds & {"full_attention", "sliding_attention"} or {usual}:
         seen = visible if kind == "full_attention" else visible & (
             keys[:, None, None] > queries[:, None, :, None] - window)
         *rows, k = seen.shape
