@@ -18,12 +18,9 @@ import transformers
 from conftest import message, parsed
 from several import several
 from test_train import build, played
+from towers import MARKS, folder_of, gemma3, gemma4, idefics3, llava, mistral3, qwen2_5_vl, qwen3_vl
 from toys import Painted, tiny
 from training import assert_resumed_alike, read_lines, run
-from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
-from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
-from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from minragen import eval as evaluation
 from minragen import train as trainer
@@ -39,136 +36,9 @@ from minragen.run.load import PROCESSOR_FILES, load_policy
 from minragen.run.proof import prove
 from minragen.trajectory import make_batch
 
-SIZES = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
-             num_key_value_heads=2, max_position_embeddings=512, initializer_range=0.3)
-VISION = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
-              image_size=32, patch_size=8, initializer_range=0.3)
-MARKS = ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>",
-         "<row_1_col_1>", "<begin>", "<end>"]
 PAINTED = shlex.split(
     "--env toys:Painted --model tiny-vlm --warmup-steps 0 --num-groups 4 --group-size 4 --val-size "
     "3 --max-new-tokens 8 --mini-batch 8 --lr 1e-3 --diagnose-every 0")
-
-
-def llava(tokenizer, size):
-    processor = transformers.LlavaProcessor(
-        CLIPImageProcessorPil(do_resize=False, do_center_crop=False), tokenizer, patch_size=8,
-        vision_feature_select_strategy="full")
-    config = transformers.LlavaConfig(
-        text_config=dict(model_type="llama", **size),
-        vision_config=dict(model_type="siglip_vision_model", **VISION),
-        image_token_id=processor.image_token_id, vision_feature_select_strategy="full",
-        vision_feature_layer=-1)
-    return transformers.LlavaForConditionalGeneration(config), processor
-
-
-def idefics3(tokenizer, size, vision=VISION, scale=2):
-    edge = dict(longest_edge=vision["image_size"])
-    processor = transformers.Idefics3Processor(
-        Idefics3ImageProcessorPil(do_image_splitting=False, do_resize=False, size=edge,
-                                  max_image_size=edge), tokenizer, image_seq_len=4)
-    config = transformers.Idefics3Config(
-        text_config=dict(model_type="llama", pad_token_id=0, **size), vision_config=vision,
-        image_token_id=processor.image_token_id, scale_factor=scale, pad_token_id=0)
-    return transformers.Idefics3ForConditionalGeneration(config), processor
-
-
-def gemma3(tokenizer, size):
-    processor = transformers.Gemma3Processor(Gemma3ImageProcessorPil(do_resize=False), tokenizer,
-                                             image_seq_length=4)
-    config = transformers.Gemma3Config(
-        text_config=dict(head_dim=8, query_pre_attn_scalar=8, sliding_window=24,
-                         layer_types=["sliding_attention", "full_attention"] * 2, **size),
-        vision_config=VISION, mm_tokens_per_image=4, image_token_id=tokenizer.image_token_id,
-        boi_token_id=tokenizer.boi_token_id, eoi_token_id=tokenizer.eoi_token_id)
-    return transformers.Gemma3ForConditionalGeneration(config), processor
-
-
-def qwen2_5_vl(tokenizer, size):
-    """Half of its layers see windows of 32 pixels."""
-    return qwen("Qwen2_5_VL", tokenizer, size, dict(fullatt_block_indexes=[1], window_size=32))
-
-
-def qwen3_vl(tokenizer, size):
-    """The first layer of its tower feeds the first of its decoder."""
-    return qwen("Qwen3VL", tokenizer, size | dict(head_dim=8), dict(
-        deepstack_visual_indexes=[0], num_position_embeddings=64))
-
-
-def qwen(name, tokenizer, size, vision):
-    """A model whose positions have three dimensions, and what its folder has for images: as those
-    on the Hub nothing but the image processor's file, which names the processor."""
-    rope = dict(rope_type="default", rope_theta=1e4, mrope_section=[2, 1, 1])
-    images = Qwen2VLImageProcessorPil(patch_size=8, size=dict(shortest_edge=256,
-                                                              longest_edge=10**6))
-    images._processor_class = f"{name}Processor"
-    marks = {name: tokenizer.convert_tokens_to_ids(f"<|{mark}|>") for name, mark in (
-        ("image_token_id", "image_pad"), ("video_token_id", "video_pad"),
-        ("vision_start_token_id", "vision_start"), ("vision_end_token_id", "vision_end"))}
-    config = getattr(transformers, f"{name}Config")(
-        text_config=dict(rope_parameters=rope, **size), vision_config=dict(
-            depth=2, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=8,
-            out_hidden_size=32, initializer_range=0.3, **vision), **marks)
-    return getattr(transformers, f"{name}ForConditionalGeneration")(config), images
-
-
-def gemma4(tokenizer, size):
-    """Two layers have no keys of their own, and each has embeddings of its own."""
-    config = transformers.Gemma4Config(
-        text_config=dict(head_dim=8, global_head_dim=16, sliding_window=24, num_kv_shared_layers=2,
-                         layer_types=["sliding_attention", "full_attention"] * 2, pad_token_id=0,
-                         hidden_size_per_layer_input=8,
-                         vocab_size_per_layer_input=size["vocab_size"], **size),
-        vision_config=dict(num_key_value_heads=2, head_dim=8, pooling_kernel_size=2,
-                           position_embedding_size=64, **VISION), audio_config=None,
-        **{f"{mark}_token_id": tokenizer.convert_tokens_to_ids(f"<{mark}>")
-           for mark in ("image", "video", "audio", "boi", "eoi")})
-    return transformers.Gemma4ForConditionalGeneration(config), Processor("Gemma4")
-
-
-def mistral3(tokenizer, size):
-    """Ministral 3."""
-    config = transformers.Mistral3Config(
-        text_config=dict(model_type="ministral3", head_dim=8, **size),
-        vision_config=dict(model_type="pixtral", head_dim=8, **VISION), spatial_merge_size=2,
-        image_token_index=tokenizer.convert_tokens_to_ids("<image>"))
-    return transformers.Mistral3ForConditionalGeneration(config), Processor("Pixtral")
-
-
-class Processor:
-    """A processor that cannot be made without torchvision: the file that names it."""
-
-    def __init__(self, name):
-        self.file = json.dumps({"processor_class": f"{name}Processor"})
-
-    def save_pretrained(self, folder):
-        (folder / "processor_config.json").write_text(self.file)
-
-
-FURTHER_MARKS = {
-    **dict.fromkeys((qwen2_5_vl, qwen3_vl), ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>",
-                                            "<|vision_end|>"]),
-    gemma4: ["<video>", "<audio>", "<boi>", "<eoi>", "<boa>", "<eoa>"], mistral3: ["<break>"]}
-
-
-@functools.cache
-def folder_of(family, tmp):
-    words = tiny()[0].tokenizer
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=copy.deepcopy(words.backend_tokenizer), pad_token=words.pad_token,
-        eos_token=words.eos_token, additional_special_tokens=[
-            "<|im_start|>", *MARKS, *FURTHER_MARKS.get(family, [])],
-        chat_template=words.chat_template, model_specific_special_tokens=dict(
-            image_token="<image>", boi_token="<begin>", eoi_token="<end>"))
-    torch.manual_seed(0)
-    model, processor = family(tokenizer, SIZES | dict(vocab_size=len(tokenizer)))
-    if family is gemma3:
-        model.model.multi_modal_projector.mm_input_projection_weight.data.normal_()  # else 0
-    folder = tmp / family.__name__
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    processor.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ So KV slots, shared prompts, contexts and masks treat them like other ids. The e
 replaces them by the output of the vision tower.
 
 Reading order: `ImageStore` (images and their ids), `SeeingPolicy`, `VisionLanguageModel`, `_embed`,
-`_show_whole_images`.
+then what only some models need: `_show_whole_images`, `_hide_images`.
 
 Axes: V vocabulary, F tokens of an image, D hidden size.
 
@@ -74,7 +74,8 @@ class ImageStore:
         return self.ids_of(noise.astype(np.uint8))
 
     def _read(self, image, number):
-        marked = getattr(self.processor, "boi_token", self.processor.image_token)
+        marked = (self.processor.boi_token if hasattr(self.processor, "full_image_sequence") else
+                  self.processor.image_token)  # Gemma 3, and others
         read = self.processor(text=marked, images=[Image.fromarray(image)], return_tensors="pt",
                               add_special_tokens=False)
         ids = read.pop("input_ids")[0].tolist()
@@ -86,7 +87,8 @@ class ImageStore:
             raise ValueError(f"an image has {size} tokens and an earlier one has {self.size}. All "
                              f"must have as many: give images of one size.")
         self.size = size
-        self.pixels[number] = {n: x for n, x in read.items() if n.startswith("pixel")}
+        # pixel_values, and by family image_sizes, image_grid_thw, ...: what the tower takes
+        self.pixels[number] = {n: x for n, x in read.items() if n.startswith(("pixel", "image"))}
         fresh = iter(range(self.first + number * size, self.first + (number + 1) * size))
         return [next(fresh) if i == self.image_id else i for i in ids]
 
@@ -144,12 +146,17 @@ class VisionLanguageModel(nn.Module):
                 part.requires_grad_(True)
             return
         self.image_store = ImageStore(processor, whole.config)
-        embedding = self.base_model.get_input_embeddings()
+        decoder, text = self.base_model, whole.config.get_text_config()
+        embedding = decoder.get_input_embeddings()
         embedding.forward = partial(_embed, embedding.forward, self.image_store, whole.base_model)
-        # Gemma 3 takes them: there the tokens of an image see each other.
-        self.bidirectional = "token_type_ids" in inspect.signature(whole.forward).parameters
-        if self.bidirectional:
-            self.base_model.register_forward_pre_hook(
+        if layers := getattr(decoder, "embed_tokens_per_layer", None):  # Gemma 4
+            layers.forward = partial(_hide_images, layers.forward, self.image_store,
+                                     text.pad_token_id)
+        # How a pass over pixels is told which tokens are of images.
+        self.kinds = {"token_type_ids", "mm_token_type_ids"} & {
+            *inspect.signature(whole.forward).parameters}
+        if "token_type_ids" in self.kinds:  # Gemma 3: the tokens of an image see each other
+            decoder.register_forward_pre_hook(
                 partial(_show_whole_images, self.image_store), with_kwargs=True)
 
     def forward(self, tokens, **options):
@@ -160,8 +167,7 @@ class VisionLanguageModel(nn.Module):
         if seen.any():
             numbers, _ = self.image_store.numbers(tokens[seen])  # all tokens of each image
             options |= self.image_store.arguments(self.whole, numbers[::self.image_store.size])
-        if self.bidirectional:
-            options["token_type_ids"] = seen.long()
+        options |= dict.fromkeys(self.kinds, seen.long())
         return self.whole(input_ids=tokens.masked_fill(seen, self.image_store.image_id), **options)
 
     @property
@@ -215,6 +221,11 @@ def _show_whole_images(image_store, decoder, args, options):
         visible = keys[:, None, None] <= (queries + image_store.to_last(ids))[:, None, :, None]
         options["attention_mask"] = attention_masks(decoder, visible, queries, keys)
     return args, options
+
+
+def _hide_images(plain, image_store, hidden_id, ids):
+    """Embeddings of ids by layer, to which transformers shows images as `hidden_id`."""
+    return plain(ids.masked_fill(ids >= image_store.first, hidden_id))
 
 
 def with_tower(critic):

@@ -57,11 +57,13 @@ def load_policy(source, device="cpu", stored_dtype=False, name="", sees=lambda: 
 
                 files = {file: Path(path).read_bytes() for file in PROCESSOR_FILES
                          if (path := file_of(source, file))}
-                processor = processor_of(source) if files and sees() else None
+                processor = processor_of(config, source) if files and sees() else None
                 model = VisionLanguageModel(model, processor, files)
                 if path := file_of(source, "chat_template.json"):  # older folders have it there
                     tokenizer.chat_template = tokenizer.chat_template or json.loads(
                         Path(path).read_bytes())["chat_template"]
+    except ImportError as error:
+        raise ValueError(f"model {name!r} cannot see: {error}") from None
     except Exception as error:  # a folder may hold anything
         first = ("there is no such folder." if isinstance(error.__cause__, HFValidationError)
                  else str(error).strip().splitlines()[0])
@@ -93,9 +95,27 @@ def file_of(source, name):
     return cached_file(source, name, _raise_exceptions_for_missing_entries=False)
 
 
-def processor_of(source):
-    """The processor of a vision-language model; None if it has none for images."""
-    processor = transformers.AutoProcessor.from_pretrained(source, **NO_CODE)
+def processor_of(config, source):
+    """The processor of a vision-language model; None if it has none for images.
+
+    raises: ImportError if it needs torchvision, which is not installed
+    """
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING  # imports torchvision
+
+    try:
+        processor = transformers.AutoProcessor.from_pretrained(source, **NO_CODE)
+    except ImportError:
+        try:  # Qwen's need it for videos alone
+            class Still(PROCESSOR_MAPPING[type(config)]):
+                """A processor without videos."""
+
+                get_attributes = classmethod(lambda cls: ["image_processor", "tokenizer"])
+
+            processor = Still.from_pretrained(source, **NO_CODE)
+        except (ImportError, TypeError, KeyError):
+            raise ImportError(
+                "it shows images to the model by torchvision. Install the one that belongs to your "
+                "PyTorch: pip install torchvision. Or choose a view without images.") from None
     return processor if hasattr(processor, "image_processor") else None
 
 
