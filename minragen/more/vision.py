@@ -5,9 +5,9 @@ So KV slots, shared prompts, contexts and masks treat them like other ids. The e
 replaces them by the output of the vision tower.
 
 Reading order: `ImageStore` (images and their ids), `SeeingPolicy`, `VisionLanguageModel`, `_embed`,
-then what only some models need: `_show_whole_images`, `_hide_images`.
+then what only some models need: `_place_in_grids`, `_show_whole_images`, `_hide_images`.
 
-Axes: V vocabulary, F tokens of an image, D hidden size.
+Axes: V vocabulary, F tokens of an image, D hidden size, n rows, q tokens of each.
 
 Tests: `python -m pytest tests/test_vision.py`.
 """
@@ -40,6 +40,10 @@ class ImageStore:
     def __init__(self, processor, config):
         self.processor, self.image_id = processor, config.image_token_id
         self.first = config.get_text_config().vocab_size
+        # Qwen's chat templates write these two tokens, its processors do not.
+        self.start, self.end = ([getattr(config, f"vision_{side}_token_id")] if hasattr(
+            config, f"vision_{side}_token_id") else [] for side in ("start", "end"))
+        self.merged = getattr(getattr(config, "vision_config", None), "spatial_merge_size", 1)
         self.shape = (64, 64, 3)  # of the images that are expected
         self.forget()
 
@@ -90,11 +94,18 @@ class ImageStore:
         # pixel_values, and by family image_sizes, image_grid_thw, ...: what the tower takes
         self.pixels[number] = {n: x for n, x in read.items() if n.startswith(("pixel", "image"))}
         fresh = iter(range(self.first + number * size, self.first + (number + 1) * size))
-        return [next(fresh) if i == self.image_id else i for i in ids]
+        ids = [next(fresh) if i == self.image_id else i for i in ids]
+        return [*self.start, *ids, *self.end]
 
     def numbers(self, ids):
         """(number of the image, token of it) that each of the ids of images stands for."""
         return (ids - self.first) // self.size, (ids - self.first) % self.size
+
+    def grids(self, numbers):
+        """Rows and columns (..., 2) of the tokens of images, by number."""
+        numbers, which = numbers.unique(return_inverse=True)
+        found = [self.pixels[number]["image_grid_thw"][0, 1:] for number in numbers.tolist()]
+        return (torch.stack(found).to(which.device) // self.merged)[which]
 
     def to_last(self, ids):
         """How many positions are between each id and the last of its image, (...) int64; 0 of text.
@@ -152,6 +163,10 @@ class VisionLanguageModel(nn.Module):
         if layers := getattr(decoder, "embed_tokens_per_layer", None):  # Gemma 4
             layers.forward = partial(_hide_images, layers.forward, self.image_store,
                                      text.pad_token_id)
+        if "mrope_section" in str(getattr(text, "rope_parameters", None)):  # Qwen-VL
+            deep = "deepstack_visual_embeds" in inspect.signature(decoder.forward).parameters
+            decoder.register_forward_pre_hook(
+                partial(_place_in_grids, self.image_store, deep), with_kwargs=True)
         # How a pass over pixels is told which tokens are of images.
         self.kinds = {"token_type_ids", "mm_token_type_ids"} & {
             *inspect.signature(whole.forward).parameters}
@@ -189,11 +204,12 @@ class VisionLanguageModel(nn.Module):
             (Path(folder) / name).write_bytes(content)
 
 
-def _embed(plain, image_store, vision_model, ids):
+def _embed(plain, image_store, vision_model, ids, layers=None):
     """Embeddings (..., D) of ids (...). Those of images come from the vision tower, which computes
     each image once, with gradients where they are wanted.
 
     plain: the embedding layer's own forward      vision_model: without its output layer
+    layers: a list, to which what the tower has for the decoder's first layers is added
     """
     seen = ids >= image_store.first
     embedded = plain(ids.masked_fill(seen, image_store.image_id))
@@ -203,9 +219,55 @@ def _embed(plain, image_store, vision_model, ids):
     numbers, which = numbers.unique(return_inverse=True)
     found = vision_model.get_image_features(**image_store.arguments(vision_model, numbers),
                                             return_dict=True)
-    found = torch.cat([f.flatten(0, -2) for f in found.pooler_output]).unflatten(
-        0, (-1, image_store.size))  # (images, F, D)
-    return embedded.masked_scatter(seen[..., None], found[which, features].to(embedded.dtype))
+
+    def of_ids(images):
+        each = torch.cat([x.flatten(0, -2) for x in images]).unflatten(0, (-1, image_store.size))
+        return each[which, features].to(embedded.dtype)  # from (images, F, D)
+
+    if layers is not None:
+        layers += map(of_ids, found.deepstack_features)
+    return embedded.masked_scatter(seen[..., None], of_ids(found.pooler_output))
+
+
+def _place_in_grids(image_store, deep, decoder, args, options):
+    """Before a pass over ids: give them positions in three dimensions (M-RoPE, Wang et al. 2024).
+
+    In an image of h x w tokens that begins at position p, token (i, j) has (p, p + i, p + j), and
+    the text after it goes on at p + max(h, w). With an image of 2 x 3 tokens after two of text:
+
+        place       0 1   2 3 4 5 6 7   8 9
+        position    0 1   2 2 2 2 2 2   5 6
+                    0 1   2 2 2 3 3 3   5 6
+                    0 1   2 3 4 2 3 4   5 6
+
+    So positions lag behind places, by h w - max(h, w) for each image that has ended. Slots keep
+    this lag as a state (n, 1) of their rows.
+
+    deep: whether the decoder's first layers take features of images, too (Qwen3-VL)
+    """
+    ids, slots = options.get("input_ids"), options.get("past_key_values")
+    if ids is None:  # a pass over pixels, which has its positions
+        return args, options
+    seen, row = ids >= image_store.first, torch.zeros_like(ids)
+    gained, column, lag = row, row, row[:, :1]
+    if slots is not None and (before := slots.state("lag")) is not None:
+        lag = before
+    first = options.get("position_ids", torch.arange(ids.shape[1], device=ids.device)) - lag
+    if seen.any():
+        numbers, which = image_store.numbers(ids)
+        height, width = image_store.grids(numbers.where(seen, numbers[seen][0])).unbind(-1)
+        ends, which = seen & (which == image_store.size - 1), which.where(seen, 0)
+        gained = (image_store.size - height.maximum(width)).where(ends, 0)
+        row, column = which // width, which % width
+        first = first - which - (gained.cumsum(dim=1) - gained)
+        if deep:
+            options["deepstack_visual_embeds"] = layers = []
+            options["inputs_embeds"] = decoder.get_input_embeddings()(ids, layers=layers)
+            options |= dict(input_ids=None, visual_pos_masks=seen)
+    options["position_ids"] = torch.stack([first, first + row, first + column])
+    if slots is not None:
+        slots.set_state("lag", lag + gained.sum(dim=1, keepdim=True))
+    return args, options
 
 
 def _show_whole_images(image_store, decoder, args, options):
