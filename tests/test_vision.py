@@ -1,4 +1,4 @@
-"""Policies that see: three families with random weights, images as ids beyond the vocabulary."""
+"""Policies that see: families of towers.py, images as ids beyond the vocabulary."""
 
 import copy
 import functools
@@ -14,16 +14,18 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+import towers
 import transformers
 from conftest import message, parsed
 from several import several
 from test_train import build, played
-from towers import MARKS, folder_of, gemma3, gemma4, idefics3, llava, mistral3, qwen2_5_vl, qwen3_vl
+from towers import TORCHVISION, folder_of, gemma3, gemma4, idefics3, llava, mistral3
 from toys import Painted, tiny
 from training import assert_resumed_alike, read_lines, run
 
 from minragen import eval as evaluation
 from minragen import train as trainer
+from minragen.cache import KVSlots, regather
 from minragen.chat import ChatFrame
 from minragen.envs import IMAGE, EnvGroups, Observation
 from minragen.models import Critic, token_logprobs
@@ -32,7 +34,7 @@ from minragen.more.vision import ImageStore
 from minragen.rollout import Rules, collect
 from minragen.run import measure
 from minragen.run.groups import PatientGroups
-from minragen.run.load import PROCESSOR_FILES, load_policy
+from minragen.run.load import PROCESSOR_FILES, load_policy, processor_of
 from minragen.run.proof import prove
 from minragen.trajectory import make_batch
 
@@ -63,7 +65,13 @@ def play(policy, members, cap):
     return collect(policy, frame, groups, 0, Rules(max_new_tokens=cap, max_context=500))
 
 
-@pytest.fixture(params=[llava, idefics3, gemma3])
+SEEING = [llava, idefics3, gemma3, towers.qwen2_5_vl, towers.qwen3_vl, *(
+    pytest.param(family, marks=pytest.mark.skipif(
+        not TORCHVISION, reason=f"{family.__name__}'s processor needs torchvision"))
+    for family in (gemma4, mistral3))]
+
+
+@pytest.fixture(params=SEEING)
 def policy(request, tmp):
     policy = loaded(request.param, tmp)
     policy.image_store.forget()
@@ -91,8 +99,9 @@ class TestImageStore:
         assert one == again and sum(i >= image_store.first for i in one) == image_store.size
         around = [i for i in one if i < image_store.first]
         assert {*one} & {*other} == {*around}
-        marks = {"llava": 0, "idefics3": 3, "gemma3": 2}[Path(policy.name).name]
-        special = set(policy.tokenizer.convert_tokens_to_ids(MARKS))
+        marks = {"llava": 0, "idefics3": 3}.get(Path(policy.name).name, 2)
+        special = {*policy.tokenizer.all_special_ids,
+                   *policy.tokenizer.convert_tokens_to_ids(towers.MARKS)}
         assert sum(i in special for i in around) == marks
 
     def test_text_beside_an_image_ends_no_turn_and_is_no_image(self, policy):
@@ -143,7 +152,9 @@ class TestRollout:
     def test_cached_turns_with_images_equal_a_full_pass(self, policy, conversations):
         """The full pass is the model's own, on pixels and `<image>` tokens."""
         # One that sampled `<image>` itself, an ordinary id here, cannot be told to transformers.
-        told = [t for t in conversations if policy.image_store.image_id not in t.tokens]
+        marks = {getattr(policy.model.config, f"{mark}_token_id", None)
+                 for mark in ("image", "video", "audio")}
+        told = [t for t in conversations if not marks & {*t.tokens}]
         assert max(len(t.turns) for t in told) > 1
         for t in told:
             tokens = torch.tensor([t.tokens])
@@ -151,7 +162,7 @@ class TestRollout:
             mask = torch.tensor(t.sequences[0].response_mask)[1:]
             theirs = log_p[0, :-1][mask].gather(-1, tokens[0, 1:][mask][:, None])[:, 0]
             ours = torch.tensor(t.sequences[0].sample_logprobs)[1:][mask]
-            assert (ours - theirs).abs().mean().item() < 1e-5
+            assert (ours - theirs).abs().max().item() < 1e-4
 
     def test_images_are_context_and_never_sampled(self, policy, conversations):
         for t in conversations:
@@ -164,7 +175,82 @@ class TestRollout:
         counted = mock.Mock(wraps=model.get_image_features)
         monkeypatch.setattr(model, "get_image_features", counted)
         play(policy, members=3, cap=2)
-        assert len(counted.call_args_list[0].kwargs["pixel_values"]) == 2  # of six rows
+        of_one = next(iter(policy.image_store.pixels.values()))["pixel_values"]
+        seen = counted.call_args_list[0].kwargs["pixel_values"]
+        assert len(seen) == 2 * len(of_one)  # of six rows
+
+
+@pytest.mark.parametrize("policy", [towers.qwen2_5_vl, towers.qwen3_vl], indirect=True)
+class TestGrids:
+    """M-RoPE: Qwen's positions are three numbers. These images of 12 tokens have three grids."""
+
+    SIDES = (32, 96), (48, 64), (96, 32)
+
+    @pytest.fixture
+    def rows(self, policy):
+        """Ids of three conversations, of one to three images."""
+        def ids_of(i, part):  # of a text's length, or of the sides of an image
+            if i % 2 == 0:
+                return rng.integers(300, size=part).tolist()
+            shape = *self.SIDES[part], 3
+            return policy.image_store.ids_of(rng.integers(256, size=shape, dtype=np.uint8))
+
+        rng = np.random.default_rng(0)
+        return [torch.tensor([x for i, part in enumerate(parts) for x in ids_of(i, part)])
+                for parts in ((7, 0, 5, 1, 3), (2, 2, 1, 0, 4, 1, 9), (20, 1, 2))]
+
+    def test_positions_are_those_of_transformers(self, policy, rows):
+        decoder, store, found = policy.model.base_model, policy.image_store, []
+        decoder.rotary_emb.register_forward_pre_hook(lambda rope, args: found.append(args[1]))
+        for ids in rows:
+            seen = ids >= store.first
+            numbers, _ = store.numbers(ids[seen][::store.size])
+            grids = torch.cat([store.pixels[n]["image_grid_thw"] for n in numbers.tolist()])
+            expected, _ = policy.model.whole.base_model.get_rope_index(
+                ids.masked_fill(seen, store.image_id)[None], seen.int()[None], grids)
+            decoder(input_ids=ids[None], use_cache=False)
+            assert torch.equal(found.pop(), expected)
+
+    def test_rows_in_pieces_that_swap_and_split_equal_full_passes(self, policy, rows):
+        for seed in range(3):
+            assert self.gap(policy, rows, seed) < 1e-4
+
+    def test_positions_in_one_dimension_are_refused(self, policy, rows):
+        """The control: then tokens have the positions of their places."""
+        places = []
+        for hook, first in ((lambda m, args, options: places.append(options.get("position_ids")),
+                             True),
+                            (lambda m, args, options: (
+                                args, options | dict(position_ids=places.pop())), False)):
+            policy.model.base_model.register_forward_pre_hook(
+                hook, prepend=first, with_kwargs=True)
+        assert self.gap(policy, rows, 0) > 0.1
+        policy.image_store.shape = 48, 64, 3
+        with pytest.raises(RuntimeError, match="differs between cached turns and a full pass"):
+            prove(policy, 320)
+
+    @torch.no_grad()
+    def gap(self, policy, rows, seed):
+        """The largest difference in nats between pieces of rows, also of images, and full passes.
+        After each piece the slots are put into another order, and at first a row is copied."""
+        full = [policy.model(ids[None]).logits[0].log_softmax(dim=-1) for ids in rows]
+        rng, order, gaps = np.random.default_rng(seed), [0, 1, 2], []
+        slots = KVSlots(policy.model, 3, 100)
+        while lasting := [i for i, row in enumerate(order) if slots.lengths[i] < len(rows[row])]:
+            fresh = [rows[row][n:n + rng.integers(i in lasting, 12)]
+                     for i, (row, n) in enumerate(zip(order, slots.lengths.tolist()))]
+            counts = torch.tensor([*map(len, fresh)])
+            logits = policy.extend(slots, torch.nn.utils.rnn.pad_sequence(fresh, True), counts)
+            slots.bounds = slots.lengths.clone()
+            log_p = logits.log_softmax(dim=-1)
+            gaps += [(log_p[i] - full[row][slots.lengths[i] - 1]).abs().max().item()
+                     for i, row in enumerate(order) if counts[i]]
+            if len(order) == 3:
+                slots, order = regather([(slots, [2, 0]), (slots, [1, 0])], 100), [
+                    order[i] for i in (2, 0, 1, 0)]
+            swapped = slots.move_to_front(sorted(rng.permutation(4)[:2].tolist()))
+            order = [order[i] for i in swapped]
+        return max(gaps)
 
 
 class TestLearning:
@@ -173,9 +259,10 @@ class TestLearning:
         logprobs, _ = token_logprobs(policy.model, batch.tokens, batch.response_mask)
         assert (logprobs - batch.sample_logprobs).abs().max().item() < 1e-4
         logprobs.sum().backward()
-        tower = [p for name, p in policy.model.named_parameters() if "vision" in name]
-        # The pooling head of SigLIP is not used.
-        assert sum(float(p.grad.abs().sum()) > 0 for p in tower if p.grad is not None) > 20
+        # What the pooling head of SigLIP computes is not used, nor a layer after the last feature.
+        idle = [name for name, p in policy.model.named_parameters()
+                if p.grad is None or not p.grad.any()]
+        assert not [name for name in idle if "head." not in name and "post_layernorm" not in name]
 
     def test_the_critic_sees_through_a_tower_of_its_own(self, policy, conversations):
         batch = make_batch(conversations)
@@ -190,8 +277,9 @@ class TestLearning:
         """In Gemma 3 the tokens of an image see each other, which its processor asks for."""
         policy.save(tmp_path)
         model = transformers.AutoModelForImageTextToText.from_pretrained(tmp_path)
-        processor = transformers.AutoProcessor.from_pretrained(tmp_path)
-        mark = getattr(processor, "boi_token", processor.image_token)
+        processor, store = processor_of(model.config, tmp_path), policy.image_store
+        mark = processor.boi_token if "gemma3" in policy.name else processor.image_token
+        mark = policy.tokenizer.decode(store.start) + mark + policy.tokenizer.decode(store.end)
         seen = processor(text=f"{mark} goal{mark}", images=[[image(0), image(1)]],
                          add_special_tokens=False, return_tensors="pt")
         for ours in (policy, load_policy(tmp_path)):
@@ -297,8 +385,8 @@ def package(request, tmp):
     return folder_of(request.param, tmp)
 
 
-PACKAGES = pytest.mark.parametrize("package", [gemma4, mistral3, qwen2_5_vl, qwen3_vl, gemma3],
-                                   indirect=True)
+PACKAGES = pytest.mark.parametrize("package", [
+    gemma4, mistral3, towers.qwen2_5_vl, towers.qwen3_vl, gemma3], indirect=True)
 
 
 @pytest.mark.usefixtures("runs")
@@ -329,7 +417,7 @@ class TestTextOnly:
             if (package / name).exists():
                 assert (package / name).read_bytes() == (tmp_path / name).read_bytes()
 
-    @pytest.mark.parametrize("package", [gemma4, qwen2_5_vl], indirect=True)
+    @pytest.mark.parametrize("package", [gemma4, towers.qwen2_5_vl], indirect=True)
     def test_a_run_says_so_goes_on_bit_for_bit_and_can_be_evaluated(
             self, package, runs, monkeypatch, capsys):
         options = shlex.split(f"--env frozenlake --model {package} --warmup-steps 0 --num-groups 2 "
