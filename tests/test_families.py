@@ -39,6 +39,11 @@ EXPERTS = dict(num_local_experts=4, num_experts=4, num_experts_per_tok=2,
 DEEPSEEK = EXPERTS | dict(kv_lora_rank=8, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=8,
                           head_dim=4, num_key_value_heads=4, q_lora_rank=8, n_routed_experts=4,
                           n_group=2, topk_group=1, n_shared_experts=1, first_k_dense_replace=1)
+LINEAR = dict(layer_types=["linear_attention"] * 3 + ["full_attention"])
+DELTA = LINEAR | dict(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8,
+                      linear_value_head_dim=8, head_dim=8)
+CONVOLUTIONS = dict(layer_types=["conv", "conv", "full_attention", "conv"])
+MAMBA = dict(mamba_n_heads=8, mamba_d_head=8, mamba_d_state=8, mamba_n_groups=2)
 GEMMA = dict(head_dim=8, query_pre_attn_scalar=8)
 VISION = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
               image_size=16, patch_size=8)
@@ -70,7 +75,26 @@ FAMILIES = {  # name: class of the configuration, options
     "Qwen2-MoE": ("Qwen2Moe", EXPERTS),
     "Qwen3": ("Qwen3", dict(head_dim=16)),
     "Qwen3-MoE": ("Qwen3Moe", EXPERTS | dict(head_dim=16)),
-    "Qwen3-Next": ("Qwen3Next", {}),
+    "Qwen3-Next": ("Qwen3Next", EXPERTS | DELTA),
+    "Qwen3.5": ("Qwen3_5Text", DELTA),
+    "Qwen3.5-MoE": ("Qwen3_5MoeText", EXPERTS | DELTA),
+    "Kimi Linear": ("KimiLinear", DEEPSEEK | LINEAR | dict(
+        linear_head_dim=8, linear_num_heads=4, mlp_layer_types=["dense"] * 4)),
+    "OLMo Hybrid": ("OlmoHybrid", DELTA),
+    "LFM2": ("Lfm2", CONVOLUTIONS),
+    "LFM2-MoE": ("Lfm2Moe", EXPERTS | CONVOLUTIONS),
+    "LFM3": ("Lfm3", CONVOLUTIONS | SLIDING | dict(
+        head_dim=8, layer_types=["conv", "full_attention", "conv", "sliding_attention"])),
+    "Granite 4 H": ("GraniteMoeHybrid", LINEAR | MAMBA | dict(
+        num_local_experts=0, shared_intermediate_size=48, logits_scaling=4.0)),
+    "Falcon-H1": ("FalconH1", MAMBA | dict(mamba_d_ssm=64)),
+    "Bamba": ("Bamba", MAMBA | dict(attn_layer_indices=[3])),
+    "Nemotron-H": ("NemotronH", dict(
+        layer_types=["linear_attention", "mlp", "full_attention", "linear_attention"], head_dim=8,
+        ssm_state_size=8, mamba_num_heads=8, mamba_head_dim=8, n_groups=2)),
+    "Zamba 2": ("Zamba2", dict(
+        layers_block_type=["linear_attention", "hybrid"] * 2, mamba_d_state=8, n_mamba_heads=8,
+        mamba_ngroups=2, num_mem_blocks=1, adapter_rank=8)),
     "Gemma": ("Gemma", GEMMA),
     "Gemma 2": ("Gemma2", GEMMA | SLIDING | dict(final_logit_softcapping=3.0)),
     "Gemma 3": ("Gemma3Text", GEMMA | MIXED),
@@ -117,17 +141,22 @@ SOME = ("Gemma 2", "Cohere 2", "Mistral, window", "GPT-NeoX", "Mamba", "Bloom", 
 
 def family(name):
     """A policy of a family with random weights and tiny's tokenizer."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_family(name, folder)
+        return faster(load_policy(folder, name="NAME"))
+
+
+def write_family(name, folder, **sizes):
+    """Write the folder of a family. sizes: other than SIZES"""
     kind, options = FAMILIES[name]
     kind, tokenizer = getattr(transformers, f"{kind}Config"), tiny()[0].tokenizer
-    known, sizes = kind(), SIZES | dict(vocab_size=len(tokenizer) + 9, pad_token_id=0)
+    known, sizes = kind(), SIZES | dict(vocab_size=len(tokenizer) + 9, pad_token_id=0) | sizes
     config = kind(**{k: v for k, v in sizes.items() if hasattr(known, k)} | options)
     torch.manual_seed(0)
-    with tempfile.TemporaryDirectory() as folder:
-        config.save_pretrained(folder)
-        with contextlib.suppress(ValueError):  # no decoder: T5
-            transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        return faster(load_policy(folder, name="NAME"))
+    config.save_pretrained(folder)
+    with contextlib.suppress(ValueError):  # no decoder: T5
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def listed_as(name):
@@ -168,7 +197,8 @@ class TestFamilies:
         """The others: long/test_every_family.py."""
         assert listed_as(name) == measured(name)
 
-    @pytest.mark.parametrize("name", ["Ministral", "StarCoder2, window", "GPT-2, longer"])
+    @pytest.mark.parametrize("name", ["Ministral", "StarCoder2, window", "GPT-2, longer",
+                                      "Qwen3.5", "LFM3", "Granite 4 H"])
     @torch.no_grad()
     def test_the_scores_of_the_diagnostics_are_those_of_full_passes(self, name):
         """Of a pair that is longer than the model's positions the beginning is left out."""

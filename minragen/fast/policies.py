@@ -5,6 +5,7 @@ Tests: `python -m pytest tests/test_attention.py tests/test_models.py`.
 
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -29,8 +30,9 @@ def faster(policy, attention=""):
     ours = type(policy.model.base_model).__name__ in llama.FAMILY
     if attention:
         set_attention(policy, attention)
-        return replace(policy, last_hidden=run if ours else last_hidden,
-                       hidden_before=cache.hidden_before, micro_batches=cache.micro_batches)
+        run = run if ours else partial(last_hidden, policy.last_hidden)
+        return replace(policy, last_hidden=run, hidden_before=cache.hidden_before,
+                       micro_batches=cache.micro_batches)
     if ours:
         return replace(policy, last_hidden=run, hidden_before=prefix_tree.hidden_before,
                        micro_batches=prefix_tree.micro_batches)
@@ -62,7 +64,7 @@ def usual_attention(model):
             config._attn_implementation = chosen
 
 
-def last_hidden(model, *given):
-    """`cache.last_hidden` with the usual attention."""
+def last_hidden(run, model, *given):
+    """run(model, ...), as `cache.last_hidden` is, with the usual attention."""
     with usual_attention(model):
-        return cache.last_hidden(model, *given)
+        return run(model, *given)

@@ -21,6 +21,7 @@ MOST_LAYERS = 1000
 FRAME_LIMIT = 60  # seconds for a chat template and its tokenizer
 transformers.logging.set_verbosity_error()  # what matters is said in our sentences
 transformers.logging.disable_progress_bar()
+ATTENTION, STATES = {"full_attention", "sliding_attention"}, {"linear_attention", "conv", "hybrid"}
 NO_CODE = {"trust_remote_code": False}  # else transformers asks whether to run a folder's Python
 # The files of a processor, which a vision-language model has beside its tokenizer.
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json",
@@ -70,7 +71,7 @@ def load_policy(source, device="cpu", stored_dtype=False, name="", sees=lambda: 
         raise ValueError(f"cannot load model {name!r}: {first} Give a bundled model (tiny, "
                          f"tiny-vlm, smollm2), a local folder or a Hugging Face id.") from None
     if refused:
-        raise RuntimeError(f"model {name!r} {refused}.")
+        raise RuntimeError(f"model {name!r} {refused}. docs/models.md lists others.")
     wrong = [f"{len(keys)} {kind}, e.g. {min(map(str, keys))}" for kind in (
         "missing", "unexpected", "mismatched") if (keys := loading[f"{kind}_keys"])]
     if wrong:  # what is missing would stay random
@@ -87,7 +88,12 @@ def load_policy(source, device="cpu", stored_dtype=False, name="", sees=lambda: 
     if beyond:
         raise ValueError(f"the tokenizer of model {name!r} has tokens beyond the vocabulary of "
                          f"{size}: {', '.join(beyond[:3])}. Resize the model's embeddings.")
-    return kind(name, model.to(device).eval(), tokenizer)
+    policy = kind(name, model.to(device).eval(), tokenizer)
+    if layer_kinds(config) & STATES:
+        from minragen.more.hybrid import prepare
+
+        prepare(policy)
+    return policy
 
 
 def file_of(source, name):
@@ -141,12 +147,17 @@ def refuse_many_layers(stored):
 def why_unsupported(config):
     """Why keys and values of this architecture cannot be cached by position; "" if they can."""
     text = config.get_text_config()
-    kinds = getattr(text, "layer_types", None) or getattr(text, "attention_layers", None) or []
-    others = sorted(set(kinds) - {"full_attention", "sliding_attention"})
+    others = sorted(layer_kinds(config) - ATTENTION - STATES - {"mlp", "moe"})
     if config.is_encoder_decoder:
         return "is an encoder-decoder, and only decoders continue a conversation"
     if others:
-        return f"has layers {others}, and only full and sliding attention is supported"
+        return f"has layers {others}, which a rollout cannot cache"
     if getattr(text, "alibi", False) or not hasattr(text, "max_position_embeddings"):
         return "takes no position_ids, which conversations of different lengths need"
     return ""
+
+
+def layer_kinds(config):
+    """The kinds of a decoder's layers; none are named if all have full attention."""
+    text = config.get_text_config()
+    return {*(getattr(text, "layer_types", None) or getattr(text, "attention_layers", None) or [])}

@@ -22,6 +22,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from minragen.cache import rounded_up
 from minragen.models import LOGIT_BUDGET
 from minragen.run.groups import env_groups, most_turns
+from minragen.run.load import STATES, layer_kinds
 
 # Bytes of an id of a batch: 2 integers, 5 masks, 11 numbers, and the part that mini-batches copy.
 BATCH_BYTES = 100
@@ -72,11 +73,15 @@ def _sizes(policy, config, processes):
     tokens = max(context, min(config.token_budget, min(rows, config.mini_batch) * context))
     replies = most_turns(env_groups(config, "val")) if config.context == "full" else 1
     share = replies * config.max_new_tokens / context
-    inner = getattr(c, "intermediate_size", None)
+    inner, keyed, states = getattr(c, "intermediate_size", None), c.num_hidden_layers, 0
+    if layer_kinds(model.config) & STATES:
+        from minragen.more.hybrid import sizes
+
+        keyed, states = sizes(policy)
     return SimpleNamespace(
         width=model.dtype.itemsize,
         head=4 * c.vocab_size * c.hidden_size * (model.dtype.itemsize < 4),
-        vocab=c.vocab_size, layers=c.num_hidden_layers,
+        vocab=c.vocab_size, layers=c.num_hidden_layers, keyed=keyed, states=states,
         hidden=c.hidden_size, queries=heads * head_dim,
         keys=2 * head_dim * (getattr(c, "num_key_value_heads", None) or heads),  # and values
         inner=inner if isinstance(inner, int) else 4 * c.hidden_size,  # GPT-2, OPT
@@ -89,7 +94,7 @@ def _rollout(n, config):
     cumulative sums (20 bytes each), or the copies of a layer's slots when rows are gathered."""
     # A turn has room for all its tokens before its length is known.
     room = rounded_up(n.context + config.max_new_tokens, 64)
-    slots = n.slots * room * n.layers * n.keys * n.width
+    slots = n.slots * (room * n.keyed * n.keys * n.width + n.states)
     fed = min(config.token_budget, n.slots * n.context) * (
         n.width * (4 * n.hidden + 2 * n.queries + 3 * n.inner + n.context))
     logits = n.slots * n.vocab * (20 + n.width) + n.head
