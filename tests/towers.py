@@ -22,7 +22,7 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3I
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil  # noqa: E402
 
 SIZES = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
-             num_key_value_heads=2, max_position_embeddings=512, initializer_range=0.3)
+             num_key_value_heads=2, max_position_embeddings=1024, initializer_range=0.3)
 VISION = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
               image_size=32, patch_size=8, initializer_range=0.3)
 MARKS = ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>",
@@ -74,13 +74,22 @@ def qwen3_vl(tokenizer, size):
         deepstack_visual_indexes=[0], num_position_embeddings=64))
 
 
-def qwen(name, tokenizer, size, vision):
+def qwen3_5(tokenizer, size):
+    """Three of its four layers keep states (more/hybrid.py)."""
+    linear = {f"linear_{of}": number for of, number in (
+        ("key_head_dim", 8), ("value_head_dim", 8), ("num_key_heads", 2), ("num_value_heads", 4))}
+    return qwen("Qwen3_5", tokenizer, size | linear | dict(head_dim=16),
+                dict(num_position_embeddings=64), "Qwen3VL")
+
+
+def qwen(name, tokenizer, size, vision, processor=""):
     """A model whose positions have three dimensions, and what its folder has for images: as those
     on the Hub nothing but the image processor's file, which names the processor."""
-    rope = dict(rope_type="default", rope_theta=1e4, mrope_section=[2, 1, 1])
+    rope = dict(rope_type="default", rope_theta=1e4, mrope_section=[2, 1, 1],
+                partial_rotary_factor=8 / size.get("head_dim", 8))
     images = Qwen2VLImageProcessorPil(patch_size=8, size=dict(shortest_edge=256,
                                                               longest_edge=10**6))
-    images._processor_class = f"{name}Processor"
+    images._processor_class = f"{processor or name}Processor"
     marks = {f"{mark}_token_id": tokenizer.convert_tokens_to_ids(f"<|{mark}|>")
              for mark in ("video", "vision_start", "vision_end")}
     config = getattr(transformers, f"{name}Config")(
@@ -134,7 +143,8 @@ class Processor:
 
 
 FURTHER_MARKS = {
-    **dict.fromkeys((qwen2_5_vl, qwen3_vl), ["<|video|>", "<|vision_start|>", "<|vision_end|>"]),
+    **dict.fromkeys((qwen2_5_vl, qwen3_vl, qwen3_5),
+                    ["<|video|>", "<|vision_start|>", "<|vision_end|>"]),
     gemma4: ["<|video|>", "<audio>", "<audio begins>", "<audio ends>"], mistral3: ["<break>"]}
 
 
