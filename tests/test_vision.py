@@ -330,6 +330,24 @@ class TestQwen:
         assert not any(torch.equal(x, last[name]) for name, x in first.items())
         evaluation.main(["--run", "straight", "--size", "2"])
 
+    @pytest.mark.parametrize("options", [
+        "--algo ppo", "--lora-rank 4", "--activation-checkpointing true", "--plain true",
+        "--context limited --window 2"])
+    def test_with_other_options_too_it_is_trained_on_what_was_sampled(self, options, tmp):
+        """The first layers of Qwen3-VL take features of images from the tower."""
+        if "lora" in options:
+            pytest.importorskip("peft")
+        config, learner, batch = played(
+            *VISUAL_LAKE, "--model", str(folder_of(towers.qwen3_vl, tmp)), *options.split())
+        batch, _ = trainer.compute_targets(learner, batch, config)
+        towers_of = [module for module in (learner.policy.model, learner.critic) if module]
+        before = [copy.deepcopy(module.state_dict()) for module in towers_of]
+        assert trainer.update(learner, batch, config, 1)["logprob_gap"] < 1e-5
+        for module, old in zip(towers_of, before):
+            moved = {name for name, x in module.state_dict().items() if not x.equal(old[name])}
+            for part in ("deepstack_merger_list", "patch_embed"):
+                assert any(part in name for name in moved) == ("lora" not in options), part
+
 
 @pytest.mark.usefixtures("runs")
 class TestRuns:
@@ -470,6 +488,15 @@ class TestTextOnly:
             package.name != "gemma4"]).exists()
         evaluation.main(["--run", "straight", "--size", "2"])
         assert "reads text only" in capsys.readouterr().out
+
+
+    @pytest.mark.skipif(TORCHVISION, reason="torchvision is installed")
+    @pytest.mark.parametrize("package", [gemma4, mistral3], indirect=True)
+    def test_images_for_a_processor_that_needs_torchvision_are_refused_with_the_command(
+            self, package):
+        assert ("to see images it needs torchvision. Install the one for your PyTorch (pip install "
+                "torchvision) or choose a view without images.") in message(
+                    *VISUAL_LAKE, "--model", str(package))
 
 
 @pytest.fixture

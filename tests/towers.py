@@ -75,9 +75,11 @@ def qwen3_vl(tokenizer, size):
 
 
 def qwen3_5(tokenizer, size):
-    """Three of its four layers keep states (more/hybrid.py)."""
+    """Two of its four layers keep states (more/hybrid.py)."""
     linear = {f"linear_{of}": number for of, number in (
         ("key_head_dim", 8), ("value_head_dim", 8), ("num_key_heads", 2), ("num_value_heads", 4))}
+    linear["layer_types"] = ["linear_attention", "full_attention"] * 2
+    linear["initializer_range"] = 0.2  # of larger weights a recurrence magnifies the rounding
     return qwen("Qwen3_5", tokenizer, size | linear | dict(head_dim=16),
                 dict(num_position_embeddings=64), "Qwen3VL")
 
@@ -116,7 +118,9 @@ def gemma4(tokenizer, size):
         transformers.Gemma4AudioFeatureExtractor(), transformers.Gemma4ImageProcessor(
             patch_size=8, pooling_kernel_size=2, max_soft_tokens=70), tokenizer,
         transformers.Gemma4VideoProcessor())
-    return transformers.Gemma4ForConditionalGeneration(config), processor or Processor("Gemma4")
+    return transformers.Gemma4ForConditionalGeneration(config), processor or Processor(
+        "Gemma4", feature_extractor="AudioFeatureExtractor", image_processor="ImageProcessor",
+        video_processor="VideoProcessor")
 
 
 def mistral3(tokenizer, size):
@@ -135,8 +139,9 @@ def mistral3(tokenizer, size):
 class Processor:
     """In the place of one that cannot be made without torchvision: the file that names it."""
 
-    def __init__(self, name):
-        self.file = json.dumps({"processor_class": f"{name}Processor"})
+    def __init__(self, name, **parts):
+        self.file = json.dumps({"processor_class": f"{name}Processor"} | {
+            part: {f"{part}_type": f"{name}{kind}"} for part, kind in parts.items()})
 
     def save_pretrained(self, folder):
         (folder / "processor_config.json").write_text(self.file)

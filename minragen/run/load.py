@@ -63,8 +63,6 @@ def load_policy(source, device="cpu", stored_dtype=False, name="", sees=lambda: 
                 if path := file_of(source, "chat_template.json"):  # older folders have it there
                     tokenizer.chat_template = tokenizer.chat_template or json.loads(
                         Path(path).read_bytes())["chat_template"]
-    except ImportError as error:
-        raise ValueError(f"model {name!r} cannot see: {error}") from None
     except Exception as error:  # a folder may hold anything
         first = ("there is no such folder." if isinstance(error.__cause__, HFValidationError)
                  else str(error).strip().splitlines()[0])
@@ -104,13 +102,15 @@ def file_of(source, name):
 def processor_of(config, source):
     """The processor of a vision-language model; None if it has none for images.
 
-    raises: ImportError if it needs torchvision, which is not installed
+    raises: ImportError for a package that it needs
     """
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING  # imports torchvision
 
     try:
         processor = transformers.AutoProcessor.from_pretrained(source, **NO_CODE)
-    except ImportError:
+    except ImportError as error:
+        if "torchvision" not in str(error).lower():
+            raise
         try:  # Qwen's need it for videos alone
             class Still(PROCESSOR_MAPPING[type(config)]):
                 """A processor without videos."""
@@ -119,9 +119,9 @@ def processor_of(config, source):
 
             processor = Still.from_pretrained(source, **NO_CODE)
         except (ImportError, TypeError, KeyError):
-            raise ImportError(
-                "it shows images to the model by torchvision. Install the one that belongs to your "
-                "PyTorch: pip install torchvision. Or choose a view without images.") from None
+            raise ImportError("to see images it needs torchvision. Install the one for your PyTorch "
+                              "(pip install torchvision) or choose a view without images."
+                              ) from None
     return processor if hasattr(processor, "image_processor") else None
 
 
