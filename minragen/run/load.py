@@ -54,15 +54,8 @@ def load_policy(source, device="cpu", stored_dtype=False, name="", sees=lambda: 
             tokenizer = transformers.AutoTokenizer.from_pretrained(source, **NO_CODE)
             if package:
                 from minragen.more.vision import SeeingPolicy as kind
-                from minragen.more.vision import VisionLanguageModel
 
-                files = {file: Path(path).read_bytes() for file in PROCESSOR_FILES
-                         if (path := file_of(source, file))}
-                processor = processor_of(config, source) if files and sees() else None
-                model = VisionLanguageModel(model, processor, files)
-                if path := file_of(source, "chat_template.json"):  # older folders have it there
-                    tokenizer.chat_template = tokenizer.chat_template or json.loads(
-                        Path(path).read_bytes())["chat_template"]
+                model = vision_language_model(model, tokenizer, source, sees)
     except Exception as error:  # a folder may hold anything
         first = ("there is no such folder." if isinstance(error.__cause__, HFValidationError)
                  else str(error).strip().splitlines()[0])
@@ -94,9 +87,19 @@ def load_policy(source, device="cpu", stored_dtype=False, name="", sees=lambda: 
     return policy
 
 
-def file_of(source, name):
-    """The path of a file of a model; None if it has no such file."""
-    return cached_file(source, name, _raise_exceptions_for_missing_entries=False)
+def vision_language_model(whole, tokenizer, source, sees):
+    """A model of transformers as a VisionLanguageModel. Its tokenizer may lack the chat template,
+    which older folders have in a file of the processor."""
+    from minragen.more.vision import VisionLanguageModel
+
+    files = {}
+    for name in (*PROCESSOR_FILES, "chat_template.json"):
+        if path := cached_file(source, name, _raise_exceptions_for_missing_entries=False):
+            files[name] = Path(path).read_bytes()
+    if template := files.pop("chat_template.json", None):
+        tokenizer.chat_template = tokenizer.chat_template or json.loads(template)["chat_template"]
+    processor = processor_of(whole.config, source) if files and sees() else None
+    return VisionLanguageModel(whole, processor, files)
 
 
 def processor_of(config, source):
@@ -111,17 +114,15 @@ def processor_of(config, source):
     except ImportError as error:
         if "torchvision" not in str(error).lower():
             raise
+        parts = classmethod(lambda cls: ["image_processor", "tokenizer"])
         try:  # Qwen's need it for videos alone
-            class Still(PROCESSOR_MAPPING[type(config)]):
-                """A processor without videos."""
-
-                get_attributes = classmethod(lambda cls: ["image_processor", "tokenizer"])
-
-            processor = Still.from_pretrained(source, **NO_CODE)
+            kind = PROCESSOR_MAPPING[type(config)]
+            kind = type(kind.__name__, (kind,), {"get_attributes": parts})
+            processor = kind.from_pretrained(source, **NO_CODE)
         except (ImportError, TypeError, KeyError):
-            raise ImportError("to see images it needs torchvision. Install the one for your PyTorch "
-                              "(pip install torchvision) or choose a view without images."
-                              ) from None
+            raise ImportError(
+                "to see images it needs torchvision. Install the one for your PyTorch (pip install "
+                "torchvision) or choose a view without images.") from None
     return processor if hasattr(processor, "image_processor") else None
 
 
