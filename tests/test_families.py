@@ -87,6 +87,8 @@ FAMILIES = {  # name: class of the configuration, options
         head_dim=8, layer_types=["conv", "full_attention", "conv", "sliding_attention"])),
     "Granite 4 H": ("GraniteMoeHybrid", LINEAR | MAMBA | dict(
         num_local_experts=0, shared_intermediate_size=48, logits_scaling=4.0)),
+    "Granite 4, dense": ("GraniteMoeHybrid", dict(
+        layer_types=["full_attention"] * 4, num_local_experts=0, shared_intermediate_size=48)),
     "Falcon-H1": ("FalconH1", MAMBA | dict(mamba_d_ssm=64)),
     "Bamba": ("Bamba", MAMBA | dict(attn_layer_indices=[3])),
     "Nemotron-H": ("NemotronH", dict(
@@ -135,8 +137,8 @@ FAMILIES = {  # name: class of the configuration, options
 }
 
 
-SOME = ("Gemma 2", "Cohere 2", "Mistral, window", "GPT-NeoX", "Mamba", "Bloom", "GPT-2, longer",
-        "Phi-3, longrope, longer", "T5")  # long/test_every_family.py tries the others
+SOME = ("Gemma 2", "Cohere 2", "Mistral, window", "GPT-NeoX", "Mamba", "Jamba", "Bloom", "T5",
+        "GPT-2, longer", "Phi-3, longrope, longer")  # long/test_every_family.py tries the others
 
 
 def family(name):

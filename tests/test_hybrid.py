@@ -107,12 +107,12 @@ class TestStates:
         with pytest.raises(RuntimeError, match="nats in torch.float32, at most by"):
             prove(policy, CONTEXT)
 
-    def test_the_proof_looks_at_the_largest_gap_too(self, monkeypatch):
-        """With small weights a scan whose time steps are raised is wrong in few places: on average
+    def test_the_proof_looks_at_the_largest_gap_too(self):
+        """A scan whose time steps are raised is wrong in few places: with these weights on average
         by less than is allowed."""
         policy = family("Nemotron-H")
         for p in policy.model.parameters():
-            p.data *= 0.6
+            p.data *= 0.9 if p.ndim > 1 else 1
         for module in policy.model.modules():
             if hasattr(module, "time_step_limit"):
                 assert module.time_step_limit == (0, math.inf)

@@ -61,15 +61,32 @@ class TestAdapters:
             assert torch.equal(logits(same), before)
         assert not torch.equal(logits(trained.model), before)
 
+    @pytest.mark.parametrize("name, others", [
+        ("Qwen3.5", {"conv1d", "A_log", "dt_bias"}), ("LFM3", {"conv"}),
+        ("Granite 4 H", {"conv1d", "A_log", "dt_bias", "D"})])
+    def test_of_layers_with_states_the_projections_are_adapted(self, name, others):
+        """Not their convolutions, decays and time steps."""
+        policy = family(name)
+        kinds = policy.model.config.layer_types
+        (mixer,) = {path.rsplit(".", 1)[0] for path, _ in policy.model.named_modules()
+                    if path.startswith("model.layers.0.") and path.endswith(".out_proj")}
+        inside = dict(policy.model.get_submodule(mixer).named_parameters())
+        assert kinds[0] != "full_attention" and others <= {path.split(".")[0] for path in inside}
+        lora.add_adapters(policy, 2, 0)
+        adapted_ones = {path.removeprefix(f"{mixer}.") for path in layers(policy.model)
+                        if path.startswith(mixer)}
+        assert adapted_ones == {path.removesuffix(".weight") for path, p in inside.items()
+                                if p.ndim == 2}
+
     def test_the_seed_decides_the_adapters(self):
         one, same, other = (lora.trained(adapted(seed=seed, std=0).model) for seed in (0, 0, 1))
         assert all(torch.equal(one[name], same[name]) for name in one)
         assert any(not torch.equal(one[name], other[name]) for name in one)
 
     @pytest.mark.parametrize("name", ["Qwen2", "Gemma 2", "Phi-3, window", "GPT-2", "Qwen3-MoE",
-                                      "DeepSeek V2", "gpt-oss"])
+                                      "DeepSeek V2", "gpt-oss", "Qwen3.5", "LFM3", "Granite 4 H"])
     def test_adapted_families_are_proved_and_merged(self, name, tmp_path):
-        """Biases, capped logits, joint matrices, transposed matrices, experts in one tensor."""
+        """Biases, capped logits, joint and transposed matrices, experts in one tensor, states."""
         policy = adapted(policy=family(name))
         assert "equal a full pass" in prove(policy, CONTEXT)
         policy.save(tmp_path)

@@ -1,14 +1,14 @@
 """Hybrids: decoders in which some layers keep no keys but a state of fixed size.
 
-    layers                 state of a row                                models
-    gated delta net        a matrix a head; the last inputs of a          Qwen3.5, Kimi Linear
-    Mamba 2                short convolution                              Granite 4 H, Nemotron H
-    short convolution      the last inputs                                LFM2, LFM3
+    layers of              keep for each row                               in
+    gated delta nets       a matrix a head, some inputs of a convolution   Qwen3.5, Kimi Linear
+    Mamba 2                the same                                        Granite 4 H, Nemotron-H
+    short convolutions     their last inputs                               LFM2, LFM3
 
-A state has no positions that a mask could hide: padding would change it. So new ids of different
-lengths go through the model in pieces of equal lengths, and a state is copied, never rewound. The
-states lie beside the keys in `KVSlots`, which moves them; the learner's whole rows need nothing,
-because a causal layer never sees the padding on their right.
+Padding would change a state, and no mask could hide it afterwards, as masks hide keys. So ids of
+rows of different lengths go through the model in pieces of equal length. The states lie beside the
+keys in `KVSlots`, which moves them. The learner's whole rows need nothing: padding on their right
+comes after all that is read.
 
 Reading order: `prepare`; `last_hidden` with `pieces` and `LayerStates`; `by_device`; `sizes`.
 
@@ -31,11 +31,12 @@ def prepare(policy):
     """Let a policy's rollouts run in pieces, and its layers compute alike in one step and many."""
     policy.last_hidden = last_hidden
     for module in policy.model.modules():
-        # Nemotron H and Zamba 2 raise small time steps in a scan over many ids but not in a step of
-        # one, for which their weights were not trained (transformers issue 48989).
+        # Nemotron-H and Zamba 2 raise small time steps in a scan over many ids, but not in a step
+        # of one id (a bug: transformers pull request 48989).
         if hasattr(module, "time_step_limit"):
             module.time_step_limit = 0.0, math.inf
-        functions = vars(sys.modules[type(module).__module__])
+    for source in {type(module).__module__ for module in policy.model.modules()}:
+        functions = vars(sys.modules[source])
         for name, function in [*functions.items()]:
             if inspect.isfunction(function) and "torch_function" in function.__code__.co_freevars:
                 functions[name] = by_device(function)
@@ -44,8 +45,10 @@ def prepare(policy):
 @torch.no_grad()
 def last_hidden(model, slots, tokens, counts, first_row=0):
     """`cache.last_hidden` in pieces: each is a pass without padding."""
-    hidden = None
-    for chosen, begun, size in pieces(counts.tolist()):
+    hidden, wanted = None, counts.tolist()
+    if min(wanted) == tokens.shape[1]:
+        return one_pass(model, slots, tokens, counts, first_row)
+    for chosen, begun, size in pieces(wanted):
         rows, starts = torch.tensor(chosen), torch.tensor(begun)
         part = tokens[rows[:, None], starts[:, None] + torch.arange(size)]
         # All rows are a slice, whose keys and states are read where they lie.
@@ -142,10 +145,11 @@ class LayerStates:
 
 def by_device(function):
     """A function of transformers that takes an installed package's kernel only in half precision on
-    a GPU: there is no kernel for a CPU, and in float32 kernels round to 10 bits (TF32).
+    a GPU. There is no kernel for a CPU, and in float32 a kernel may round to 10 bits (TF32), which
+    the proof would take for a mistake.
 
-    transformers' own function fills the last chunk of each row up to `chunk_size` ids, 64 or 256.
-    A piece may be one id, so that its chunk is no larger than the piece.
+    transformers' own function fills a row's last chunk up to `chunk_size`, which is 64 or 256 ids.
+    Here a chunk is at most the next power of two of the ids that there are.
     """
     inside = inspect.getclosurevars(function).nonlocals
     plain, kernel = inside["torch_function"], inside["implementation"]
@@ -153,7 +157,8 @@ def by_device(function):
 
     @functools.wraps(plain)
     def chosen(x, *given, **named):
-        if kernel is not plain and x.device.type != "cpu" and x.dtype != torch.float32:
+        half = any(getattr(each, "itemsize", 4) == 2 for each in (x, *given))
+        if kernel is not plain and half and x.device.type != "cpu":
             return function(x, *given, **named)
         if "chunk_size" in sizes:
             usual = named.get("chunk_size", sizes["chunk_size"].default)

@@ -71,7 +71,8 @@ def prove(policy, max_context):
             raise RuntimeError(f"model {name!r} differs between cached turns and a full pass by "
                                f"{gap:.2g} nats in {dtype}, at most by {largest:.2g}; allowed are "
                                f"{tolerance} and {LARGEST * tolerance:g}. Its attention, its "
-                               f"states or its output layer does something that we do not.")
+                               f"states or its output layer does something that we do not. "
+                               f"docs/models.md lists others.")
     policy.begin_rollout()
     rest = f"; its window of {window} was not reached" if length <= window < max_context else ""
     return f"cached turns of {length} tokens equal a full pass, gap {gap:.0e} nats{rest}"

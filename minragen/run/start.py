@@ -16,6 +16,7 @@ Most of the reading list runs as one reads it. These functions have others in th
     after the other
     train.World: alone      run/distributed.py       --nproc, torchrun          test_distributed.py
 
+    cache.last_hidden       more/hybrid.py           layers with states          test_hybrid.py
     models.load_policy      run/load.py              always: it says why a      test_models.py
                                                      model cannot be used
     EnvGroups: what raises  run/groups.py            always: one failing        test_envs.py

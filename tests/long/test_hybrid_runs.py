@@ -1,0 +1,83 @@
+"""Layers with states in whole runs: one model of each kind of state, with random weights.
+
+What is true of them without a run: test_hybrid.py.
+"""
+
+import shlex
+
+import pytest
+import torch
+import transformers
+from several import several
+from test_distributed import LOTTERY
+from test_families import write_family
+from test_hybrid import each_kind
+from test_train import played
+from training import assert_resumed_alike, metrics, run
+
+from minragen import train as trainer
+from minragen.run import start
+
+pytestmark = pytest.mark.usefixtures("runs")
+SHORT = shlex.split("--max-context 320 --example false --filter none --lr 1e-3")
+
+
+@pytest.fixture
+def options(name, tmp_path):
+    """Of a run of Lottery with the family `name`."""
+    write_family(name, tmp_path / "model", initializer_range=0.1)
+    return [*LOTTERY, "--model", str(tmp_path / "model"), *SHORT]
+
+
+@torch.no_grad()
+def largest_gap(policy, batch):
+    """Of the sampled tokens, from full passes of transformers' model."""
+    log_p = policy.model(batch.tokens, use_cache=False).logits.log_softmax(dim=-1)
+    own = log_p[:, :-1].gather(-1, batch.tokens[:, 1:, None])[..., 0]
+    return (own - batch.sample_logprobs[:, 1:])[batch.response_mask[:, 1:]].abs().max()
+
+
+@each_kind
+class TestRuns:
+    def test_ten_updates_on_one_batch_lower_its_loss_and_transformers_loads_the_result(
+            self, name, options, tmp_path):
+        config, learner, batch = played(*options, "--mini-batch", "16")
+        batch, _ = trainer.compute_targets(learner, batch, config)
+        losses = [trainer.update(learner, batch, config, 1)["policy_loss"] for _ in range(10)]
+        assert losses[9] < losses[6] < losses[3] < losses[0], losses
+        learner.policy.save(tmp_path / "saved")
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved").eval()
+        with torch.no_grad():
+            ours, theirs = (model(batch.tokens, use_cache=False).logits
+                            for model in (learner.policy.model, loaded))
+        assert torch.allclose(ours, theirs, atol=1e-4)
+
+    @pytest.mark.parametrize("more", [
+        "", "--lora-rank 4", "--algo ppo --activation-checkpointing true",
+        "--context limited --window 2"], ids=[
+        "grpo", "LoRA", "critic, activation checkpointing", "windows"])
+    def test_a_killed_run_goes_on_bit_for_bit(self, name, more, options, runs, monkeypatch):
+        assert_resumed_alike(runs, monkeypatch, [
+            *options, *shlex.split(f"--steps 2 --save-every 1 --kl-coef 0.1 {more}")])
+        assert all(line["logprob_gap"] < 1e-4 for line in metrics(runs / "straight")
+                   if "logprob_gap" in line)
+
+    @pytest.mark.parametrize("more", ["--context full", "--context limited --window 2",
+                                      "--context single_turn --window 2"])
+    def test_no_sampled_token_is_wrong_in_any_context(self, name, more, options):
+        _, learner, batch = played(*options, *more.split())
+        assert largest_gap(learner.policy, batch) < 1e-4
+
+    def test_plain_plays_the_same_trajectories(self, name, options):
+        """With fewer rows than episodes the scheduler plays, where rows move on by themselves."""
+        both = [played(*options, "--max-rows", "5", "--plain", plain)[-1]
+                for plain in ("true", "false")]
+        assert torch.equal(both[0].tokens, both[1].tokens)
+        assert torch.allclose(both[0].sample_logprobs, both[1].sample_logprobs, atol=1e-4)
+
+    def test_two_processes_end_with_the_metrics_of_one(self, name, options, runs):
+        line = [*options, "--steps", "2", "--save-every", "2"]
+        run("--run one", *line)
+        assert several(2, lambda: start.main(["--run", "two", *line])) == [None, None]
+        for one, two in zip(metrics(runs / "one"), metrics(runs / "two"), strict=True):
+            assert one == pytest.approx(two, rel=1e-2, abs=1e-3)
