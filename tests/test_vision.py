@@ -281,8 +281,8 @@ class TestLearning:
         policy.save(tmp_path)
         model = transformers.AutoModelForImageTextToText.from_pretrained(tmp_path)
         processor, store = processor_of(model.config, tmp_path), policy.image_store
-        mark = processor.boi_token if "gemma3" in policy.name else processor.image_token
-        mark = policy.tokenizer.decode(store.start) + mark + policy.tokenizer.decode(store.end)
+        mark = (policy.tokenizer.decode(store.start) + processor.image_token +
+                policy.tokenizer.decode(store.end))
         seen = processor(text=f"{mark} goal{mark}", images=[[image(0), image(1)]],
                          add_special_tokens=False, return_tensors="pt")
         for ours in (policy, load_policy(tmp_path)):

@@ -78,10 +78,8 @@ class ImageStore:
         return self.ids_of(noise.astype(np.uint8))
 
     def _read(self, image, number):
-        marked = (self.processor.boi_token if hasattr(self.processor, "full_image_sequence") else
-                  self.processor.image_token)  # Gemma 3, and others
-        read = self.processor(text=marked, images=[Image.fromarray(image)], return_tensors="pt",
-                              add_special_tokens=False)
+        read = self.processor(text=self.processor.image_token, images=[Image.fromarray(image)],
+                              return_tensors="pt", add_special_tokens=False)
         ids = read.pop("input_ids")[0].tolist()
         size = ids.count(self.image_id)
         if not size:
