@@ -49,8 +49,7 @@ GEMMA4 = MIXED | dict(head_dim=8, global_head_dim=16, num_kv_shared_layers=2,
                       hidden_size_per_layer_input=8, vocab_size_per_layer_input=400)
 VISION = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
               image_size=16, patch_size=8)
-MROPE = dict(head_dim=16, rope_parameters=dict(
-    rope_type="default", rope_theta=1e4, mrope_section=[2, 1, 1], partial_rotary_factor=0.5))
+MROPE = dict(rope_parameters=dict(rope_type="default", rope_theta=1e4, mrope_section=[2, 1, 1]))
 
 
 def package(text, **vision):
@@ -122,11 +121,11 @@ FAMILIES = {  # name: class of the configuration, options
     "Ministral 3, with its vision tower": ("Mistral3", package(
         dict(model_type="ministral3", head_dim=8), model_type="pixtral", head_dim=8, **VISION)),
     "Qwen2.5-VL": ("Qwen2_5_VL", package(
-        MROPE | dict(hidden_size=64), **qwen_tower(fullatt_block_indexes=[0]))),
-    "Qwen3-VL": ("Qwen3VL", package(MROPE, **qwen_tower(
+        MROPE, **qwen_tower(fullatt_block_indexes=[0]))),
+    "Qwen3-VL": ("Qwen3VL", package(MROPE | dict(head_dim=8), **qwen_tower(
         deepstack_visual_indexes=[0], num_position_embeddings=16))),
     "Qwen3.5, with its vision tower": ("Qwen3_5", package(
-        DELTA | MROPE, **qwen_tower(num_position_embeddings=16))),
+        DELTA | dict(initializer_range=0.1), **qwen_tower(num_position_embeddings=16))),
     "Phi": ("Phi", {}),
     "Phi-3, window": ("Phi3", SLIDING),
     "Phi-3, longrope": ("Phi3", longrope(CONTEXT)),
