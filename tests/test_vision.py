@@ -553,6 +553,16 @@ class TestBadInput:
 
 
 class TestProof:
+    @pytest.mark.skipif(not TORCHVISION, reason="gemma4's processor needs torchvision")
+    def test_a_gemma_4_that_reads_images_in_both_directions_is_refused(self, tmp, tmp_path):
+        folder = Path(shutil.copytree(folder_of(gemma4, tmp), tmp_path / "larger"))
+        text = json.loads((folder / "config.json").read_text())["text_config"]
+        changed(folder / "config.json", text_config=text | dict(
+            use_bidirectional_attention="vision"))
+        with pytest.raises(RuntimeError, match="differs between cached turns and a full pass"):
+            prove(load_policy(folder), 320)
+        assert "gap" in prove(load_policy(folder, sees=lambda: False), 320)
+
     def test_a_model_whose_rows_see_other_images_is_refused(self, policy, monkeypatch):
         assert "gap" in prove(policy, 320)
         real = vision.ImageStore.arguments
