@@ -100,7 +100,7 @@ FAMILIES = {  # name: class of the configuration, options
         head_dim=8, layer_types=["conv", "full_attention", "conv", "sliding_attention"])),
     "Granite 4 H": ("GraniteMoeHybrid", LINEAR | MAMBA | dict(
         num_local_experts=0, shared_intermediate_size=48, logits_scaling=4.0)),
-    "Granite 4, dense": ("GraniteMoeHybrid", dict(
+    "Granite 4, dense": ("GraniteMoeHybrid", MAMBA | dict(
         layer_types=["full_attention"] * 4, num_local_experts=0, shared_intermediate_size=48)),
     "Falcon-H1": ("FalconH1", MAMBA | dict(mamba_d_ssm=64)),
     "Bamba": ("Bamba", MAMBA | dict(attn_layer_indices=[3])),

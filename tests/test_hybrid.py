@@ -5,6 +5,7 @@ Which hybrids work: test_families.py. How they are trained in runs: long/test_hy
 
 import functools
 import math
+import sys
 import types
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_families import CONTEXT, family
+from test_families import CONTEXT, family, write_family
 from test_models import ragged
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.flop_counter import FlopCounterMode
@@ -24,6 +25,7 @@ from minragen.fast.policies import faster
 from minragen.models import Critic
 from minragen.more import hybrid
 from minragen.run import memory, proof
+from minragen.run.load import load_policy
 from minragen.run.proof import prove
 from minragen.train import Learner
 
@@ -122,6 +124,12 @@ class TestStates:
         with pytest.raises(RuntimeError, match="allowed are 0.0001 and 0.001"):
             prove(policy, CONTEXT)
 
+    def test_limits_of_time_steps_that_a_model_was_trained_with_are_refused(self, tmp_path):
+        """transformers heeds them in a scan only."""
+        write_family("Granite 4 H", tmp_path, time_step_limit=(0.0, 0.5))
+        with pytest.raises(RuntimeError, match="differs between cached turns and a full pass"):
+            prove(load_policy(tmp_path), CONTEXT)
+
     @each_kind
     def test_in_bfloat16_it_is_proved_too(self, name):
         policy = family(name)
@@ -152,10 +160,12 @@ class TestStates:
         """--activation-checkpointing"""
         critic, (tokens, mask) = Critic(kept(name)), ragged()
         critic.head.weight.data.normal_()
-        usual, again = (prepare(critic) or torch.autograd.grad(
-            critic(tokens, mask).square().sum(), critic.parameters())
-            for prepare in (lambda module: None, memory.checkpoint_activations))
-        torch.testing.assert_close(usual, again)
+        gradients = []
+        for prepare in (lambda module: None, memory.checkpoint_activations):
+            prepare(critic)
+            total = critic(tokens, mask).square().sum()
+            gradients.append(torch.autograd.grad(total, critic.parameters()))
+        torch.testing.assert_close(*gradients)
 
 
 class TestPieces:
@@ -200,7 +210,7 @@ class TestKernels:
         package = types.ModuleType("fla")
         package.ops = types.SimpleNamespace(gated_delta_rule=operations)
         for module in (package, operations):
-            monkeypatch.setitem(__import__("sys").modules, module.__name__, module)
+            monkeypatch.setitem(sys.modules, module.__name__, module)
 
         @transformers.integrations.use_kernel_func_from_hub_with_fallback(
             "chunk_gated_delta_rule", "fla")

@@ -30,11 +30,12 @@ from minragen.cache import KVSlots, reserve
 def prepare(policy):
     """Let a policy's rollouts run in pieces, and its layers compute alike in one step and many."""
     policy.last_hidden = last_hidden
+    limit = getattr(policy.model.config.get_text_config(), "time_step_limit", None)
     for module in policy.model.modules():
         # Nemotron-H and Zamba 2 raise small time steps in a scan over many ids, but not in a step
-        # of one id (a bug: transformers pull request 48989).
+        # of one id, and whatever their config.json says (transformers pull request 48989).
         if hasattr(module, "time_step_limit"):
-            module.time_step_limit = 0.0, math.inf
+            module.time_step_limit = tuple(limit or (0.0, math.inf))
     for source in {type(module).__module__ for module in policy.model.modules()}:
         functions = vars(sys.modules[source])
         for name, function in [*functions.items()]:
