@@ -22,7 +22,7 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3I
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil  # noqa: E402
 
 SIZES = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
-             num_key_value_heads=2, max_position_embeddings=1024, initializer_range=0.3)
+             num_key_value_heads=2, max_position_embeddings=2048, initializer_range=0.3)
 VISION = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
               image_size=32, patch_size=8, initializer_range=0.3)
 MARKS = ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>",
