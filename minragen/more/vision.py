@@ -41,8 +41,8 @@ class ImageStore:
         self.processor, self.image_id = processor, config.image_token_id
         self.first = config.get_text_config().vocab_size
         # Qwen's chat templates write these two tokens, its processors do not.
-        self.start, self.end = ([getattr(config, f"vision_{side}_token_id")] if hasattr(
-            config, f"vision_{side}_token_id") else [] for side in ("start", "end"))
+        self.start, self.end = ([getattr(config, name)] if hasattr(config, name) else []
+                                for name in ("vision_start_token_id", "vision_end_token_id"))
         self.merged = getattr(getattr(config, "vision_config", None), "spatial_merge_size", 1)
         self.shape = (64, 64, 3)  # of the images that are expected
         self.forget()
@@ -246,16 +246,18 @@ def _place_in_grids(image_store, deep, decoder, args, options):
     ids, slots = options.get("input_ids"), options.get("past_key_values")
     if ids is None:  # a pass over pixels, which has its positions
         return args, options
-    seen, row = ids >= image_store.first, torch.zeros_like(ids)
-    gained, column, lag = row, row, row[:, :1]
-    if slots is not None and (before := slots.state("lag")) is not None:
-        lag = before
+    seen = ids >= image_store.first
+    row = column = gained = torch.zeros_like(ids)
+    lag = gained[:, :1]
+    if slots is not None and slots.state("lag") is not None:
+        lag = slots.state("lag")
     first = options.get("position_ids", torch.arange(ids.shape[1], device=ids.device)) - lag
     if seen.any():
         numbers, which = image_store.numbers(ids)
         height, width = image_store.grids(numbers.where(seen, numbers[seen][0])).unbind(-1)
-        ends, which = seen & (which == image_store.size - 1), which.where(seen, 0)
+        ends = seen & (which == image_store.size - 1)
         gained = (image_store.size - height.maximum(width)).where(ends, 0)
+        which = which.where(seen, 0)
         row, column = which // width, which % width
         first = first - which - (gained.cumsum(dim=1) - gained)
         if deep:

@@ -97,7 +97,7 @@ def _gaps(policy, length):
     pieces = torch.tensor([[length - 14, length - 18, length - 22], [1, 1, 1], [1, 0, 1],
                            [4, 9, 2], [1, 1, 1], [0, 1, 1]])
     for mark in ("image_token_id", "video_token_id", "audio_token_id"):
-        tokens[tokens == (getattr(model.config, mark, None) or -1)] = 0  # here of no image
+        tokens[tokens == (getattr(model.config, mark, None) or -1)] = 0  # without an image
     if image_store := policy.image_store:
         _show(image_store, tokens, pieces)
     full = model(tokens.to(slots.device), use_cache=False).logits.float().log_softmax(dim=-1)
