@@ -1,4 +1,4 @@
-"""Policies that see: three families with random weights, images as ids beyond the vocabulary."""
+"""Policies that see: families of towers.py, images as ids beyond the vocabulary."""
 
 import copy
 import functools
@@ -14,18 +14,19 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+import towers
 import transformers
 from conftest import message, parsed
+from safetensors.torch import load_file
 from several import several
 from test_train import build, played
+from towers import TORCHVISION, folder_of, gemma3, gemma4, idefics3, llava, mistral3
 from toys import Painted, tiny
 from training import assert_resumed_alike, read_lines, run
-from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
-from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
-from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
 from minragen import eval as evaluation
 from minragen import train as trainer
+from minragen.cache import KVSlots, regather
 from minragen.chat import ChatFrame
 from minragen.envs import IMAGE, EnvGroups, Observation
 from minragen.models import Critic, token_logprobs
@@ -34,71 +35,13 @@ from minragen.more.vision import ImageStore
 from minragen.rollout import Rules, collect
 from minragen.run import measure
 from minragen.run.groups import PatientGroups
-from minragen.run.load import load_policy
+from minragen.run.load import PROCESSOR_FILES, load_policy, processor_of
 from minragen.run.proof import prove
 from minragen.trajectory import make_batch
 
-SIZES = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
-             num_key_value_heads=2, max_position_embeddings=512, initializer_range=0.3)
-VISION = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
-              image_size=32, patch_size=8, initializer_range=0.3)
-MARKS = ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>",
-         "<row_1_col_1>", "<begin>", "<end>"]
 PAINTED = shlex.split(
     "--env toys:Painted --model tiny-vlm --warmup-steps 0 --num-groups 4 --group-size 4 --val-size "
     "3 --max-new-tokens 8 --mini-batch 8 --lr 1e-3 --diagnose-every 0")
-
-
-def llava(tokenizer, size):
-    processor = transformers.LlavaProcessor(
-        CLIPImageProcessorPil(do_resize=False, do_center_crop=False), tokenizer, patch_size=8,
-        vision_feature_select_strategy="full")
-    config = transformers.LlavaConfig(
-        text_config=dict(model_type="llama", **size),
-        vision_config=dict(model_type="siglip_vision_model", **VISION),
-        image_token_id=processor.image_token_id, vision_feature_select_strategy="full",
-        vision_feature_layer=-1)
-    return transformers.LlavaForConditionalGeneration(config), processor
-
-
-def idefics3(tokenizer, size, vision=VISION, scale=2):
-    edge = dict(longest_edge=vision["image_size"])
-    processor = transformers.Idefics3Processor(
-        Idefics3ImageProcessorPil(do_image_splitting=False, do_resize=False, size=edge,
-                                  max_image_size=edge), tokenizer, image_seq_len=4)
-    config = transformers.Idefics3Config(
-        text_config=dict(model_type="llama", pad_token_id=0, **size), vision_config=vision,
-        image_token_id=processor.image_token_id, scale_factor=scale, pad_token_id=0)
-    return transformers.Idefics3ForConditionalGeneration(config), processor
-
-
-def gemma3(tokenizer, size):
-    processor = transformers.Gemma3Processor(Gemma3ImageProcessorPil(do_resize=False), tokenizer,
-                                             image_seq_length=4)
-    config = transformers.Gemma3Config(
-        text_config=dict(head_dim=8, query_pre_attn_scalar=8, sliding_window=24,
-                         layer_types=["sliding_attention", "full_attention"] * 2, **size),
-        vision_config=VISION, mm_tokens_per_image=4, image_token_id=tokenizer.image_token_id,
-        boi_token_id=tokenizer.boi_token_id, eoi_token_id=tokenizer.eoi_token_id)
-    return transformers.Gemma3ForConditionalGeneration(config), processor
-
-
-@functools.cache
-def folder_of(family, tmp):
-    words = tiny()[0].tokenizer
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=copy.deepcopy(words.backend_tokenizer), pad_token=words.pad_token,
-        eos_token=words.eos_token, additional_special_tokens=["<|im_start|>", *MARKS],
-        chat_template=words.chat_template, model_specific_special_tokens=dict(
-            image_token="<image>", boi_token="<begin>", eoi_token="<end>"))
-    torch.manual_seed(0)
-    model, processor = family(tokenizer, SIZES | dict(vocab_size=len(tokenizer)))
-    if family is gemma3:
-        model.model.multi_modal_projector.mm_input_projection_weight.data.normal_()  # else 0
-    folder = tmp / family.__name__
-    model.save_pretrained(folder)
-    processor.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -120,10 +63,17 @@ def play(policy, members, cap):
     """Trajectories of two groups of FrozenLake as images."""
     groups = EnvGroups("frozenlake", 2, members, options={"view": "image"})
     frame = ChatFrame(policy.tokenizer, image_store=policy.image_store)
-    return collect(policy, frame, groups, 0, Rules(max_new_tokens=cap, max_context=500))
+    return collect(policy, frame, groups, 0, Rules(max_new_tokens=cap, max_context=1000))
 
 
-@pytest.fixture(params=[llava, idefics3, gemma3])
+QWEN = [towers.qwen2_5_vl, towers.qwen3_vl, towers.qwen3_5]
+SEEING = [llava, idefics3, gemma3, *QWEN, *(
+    pytest.param(family, marks=pytest.mark.skipif(
+        not TORCHVISION, reason=f"{family.__name__}'s processor needs torchvision"))
+    for family in (gemma4, mistral3))]
+
+
+@pytest.fixture(params=SEEING)
 def policy(request, tmp):
     policy = loaded(request.param, tmp)
     policy.image_store.forget()
@@ -151,8 +101,9 @@ class TestImageStore:
         assert one == again and sum(i >= image_store.first for i in one) == image_store.size
         around = [i for i in one if i < image_store.first]
         assert {*one} & {*other} == {*around}
-        marks = {"llava": 0, "idefics3": 3, "gemma3": 2}[Path(policy.name).name]
-        special = set(policy.tokenizer.convert_tokens_to_ids(MARKS))
+        marks = {"llava": 0, "idefics3": 3}.get(Path(policy.name).name, 2)
+        special = {*policy.tokenizer.all_special_ids,
+                   *policy.tokenizer.convert_tokens_to_ids(towers.MARKS)}
         assert sum(i in special for i in around) == marks
 
     def test_text_beside_an_image_ends_no_turn_and_is_no_image(self, policy):
@@ -203,7 +154,9 @@ class TestRollout:
     def test_cached_turns_with_images_equal_a_full_pass(self, policy, conversations):
         """The full pass is the model's own, on pixels and `<image>` tokens."""
         # One that sampled `<image>` itself, an ordinary id here, cannot be told to transformers.
-        told = [t for t in conversations if policy.image_store.image_id not in t.tokens]
+        marks = {getattr(policy.model.config, f"{mark}_token_id", None)
+                 for mark in ("image", "video", "audio")}
+        told = [t for t in conversations if not marks & {*t.tokens}]
         assert max(len(t.turns) for t in told) > 1
         for t in told:
             tokens = torch.tensor([t.tokens])
@@ -211,7 +164,7 @@ class TestRollout:
             mask = torch.tensor(t.sequences[0].response_mask)[1:]
             theirs = log_p[0, :-1][mask].gather(-1, tokens[0, 1:][mask][:, None])[:, 0]
             ours = torch.tensor(t.sequences[0].sample_logprobs)[1:][mask]
-            assert (ours - theirs).abs().mean().item() < 1e-5
+            assert (ours - theirs).abs().max().item() < 1e-4
 
     def test_images_are_context_and_never_sampled(self, policy, conversations):
         for t in conversations:
@@ -224,7 +177,83 @@ class TestRollout:
         counted = mock.Mock(wraps=model.get_image_features)
         monkeypatch.setattr(model, "get_image_features", counted)
         play(policy, members=3, cap=2)
-        assert len(counted.call_args_list[0].kwargs["pixel_values"]) == 2  # of six rows
+        of_one = next(iter(policy.image_store.pixels.values()))["pixel_values"]
+        seen = counted.call_args_list[0].kwargs["pixel_values"]
+        assert len(seen) == 2 * len(of_one)  # of six rows
+
+
+@pytest.mark.parametrize("policy", QWEN, indirect=True)
+class TestGrids:
+    """M-RoPE: Qwen's positions are three numbers. These images of 12 tokens have three grids."""
+
+    SIDES = (32, 96), (48, 64), (96, 32)
+
+    @pytest.fixture
+    def rows(self, policy):
+        """Ids of three conversations, of one to three images."""
+        def ids_of(i, part):  # of a text's length, or of the sides of an image
+            if i % 2 == 0:
+                return rng.integers(300, size=part).tolist()
+            shape = *self.SIDES[part], 3
+            return policy.image_store.ids_of(rng.integers(256, size=shape, dtype=np.uint8))
+
+        rng = np.random.default_rng(0)
+        return [torch.tensor([x for i, part in enumerate(parts) for x in ids_of(i, part)])
+                for parts in ((7, 0, 5, 1, 3), (2, 2, 1, 0, 4, 1, 9), (20, 1, 2))]
+
+    def test_positions_are_those_of_transformers(self, policy, rows):
+        decoder, store, found = policy.model.base_model, policy.image_store, []
+        decoder.rotary_emb.register_forward_pre_hook(lambda rope, args: found.append(args[1]))
+        for ids in rows:
+            seen = ids >= store.first
+            numbers, _ = store.numbers(ids[seen][::store.size])
+            grids = torch.cat([store.pixels[n]["image_grid_thw"] for n in numbers.tolist()])
+            expected, _ = policy.model.whole.base_model.get_rope_index(
+                ids.masked_fill(seen, store.image_id)[None], seen.int()[None], grids)
+            decoder(input_ids=ids[None], use_cache=False)
+            assert torch.equal(found.pop(), expected)
+
+    def test_rows_in_pieces_that_swap_and_split_equal_full_passes(self, policy, rows):
+        for seed in range(3):
+            assert self.gap(policy, rows, seed) < 1e-4
+
+    def test_positions_in_one_dimension_are_refused(self, policy, rows):
+        """The control: then tokens have the positions of their places."""
+        places = []
+        for hook, first in ((lambda m, args, options: places.append(options.get("position_ids")),
+                             True),
+                            (lambda m, args, options: (
+                                args, options | dict(position_ids=places.pop())), False)):
+            policy.model.base_model.register_forward_pre_hook(
+                hook, prepend=first, with_kwargs=True)
+        assert self.gap(policy, rows, 0) > 0.1
+        policy.image_store.shape = 48, 64, 3
+        with pytest.raises(RuntimeError, match="differs between cached turns and a full pass"):
+            prove(policy, 320)
+
+    @torch.no_grad()
+    def gap(self, policy, rows, seed):
+        """The difference in nats between pieces of rows, also of images, and full passes: the mean
+        over the vocabulary after the worst piece. After each piece the slots are put into another
+        order, and at first a row is copied."""
+        full = [policy.model(ids[None]).logits[0].log_softmax(dim=-1) for ids in rows]
+        rng, order, gaps = np.random.default_rng(seed), [0, 1, 2], []
+        slots = KVSlots(policy.model, 3, 100)
+        while lasting := [i for i, row in enumerate(order) if slots.lengths[i] < len(rows[row])]:
+            fresh = [rows[row][n:n + rng.integers(i in lasting, 12)]
+                     for i, (row, n) in enumerate(zip(order, slots.lengths.tolist()))]
+            counts = torch.tensor([*map(len, fresh)])
+            logits = policy.extend(slots, torch.nn.utils.rnn.pad_sequence(fresh, True), counts)
+            slots.bounds = slots.lengths.clone()
+            log_p = logits.log_softmax(dim=-1)
+            gaps += [(log_p[i] - full[row][slots.lengths[i] - 1]).abs().mean().item()
+                     for i, row in enumerate(order) if counts[i]]
+            if len(order) == 3:
+                slots, order = regather([(slots, [2, 0]), (slots, [1, 0])], 100), [
+                    order[i] for i in (2, 0, 1, 0)]
+            swapped = slots.move_to_front(sorted(rng.permutation(4)[:2].tolist()))
+            order = [order[i] for i in swapped]
+        return max(gaps)
 
 
 class TestLearning:
@@ -233,9 +262,10 @@ class TestLearning:
         logprobs, _ = token_logprobs(policy.model, batch.tokens, batch.response_mask)
         assert (logprobs - batch.sample_logprobs).abs().max().item() < 1e-4
         logprobs.sum().backward()
-        tower = [p for name, p in policy.model.named_parameters() if "vision" in name]
-        # The pooling head of SigLIP is not used.
-        assert sum(float(p.grad.abs().sum()) > 0 for p in tower if p.grad is not None) > 20
+        # What the pooling head of SigLIP computes is not used, nor a layer after the last feature.
+        idle = [name for name, p in policy.model.named_parameters()
+                if p.grad is None or not p.grad.any()]
+        assert not [name for name in idle if "head." not in name and "post_layernorm" not in name]
 
     def test_the_critic_sees_through_a_tower_of_its_own(self, policy, conversations):
         batch = make_batch(conversations)
@@ -250,8 +280,9 @@ class TestLearning:
         """In Gemma 3 the tokens of an image see each other, which its processor asks for."""
         policy.save(tmp_path)
         model = transformers.AutoModelForImageTextToText.from_pretrained(tmp_path)
-        processor = transformers.AutoProcessor.from_pretrained(tmp_path)
-        mark = getattr(processor, "boi_token", processor.image_token)
+        processor, store = processor_of(model.config, tmp_path), policy.image_store
+        mark = (policy.tokenizer.decode(store.start) + processor.image_token +
+                policy.tokenizer.decode(store.end))
         seen = processor(text=f"{mark} goal{mark}", images=[[image(0), image(1)]],
                          add_special_tokens=False, return_tensors="pt")
         for ours in (policy, load_policy(tmp_path)):
@@ -260,6 +291,62 @@ class TestLearning:
             assert torch.equal(ids.masked_fill(ids >= store.first, store.image_id),
                                seen["input_ids"])
             assert (ours.model(ids).logits - model(**seen).logits).abs().max() < 1e-4
+
+
+VISUAL_LAKE = shlex.split(
+    "--env frozenlake --env-arg view=image --layer random_reward --warmup-steps 0 --num-groups 2 "
+    "--group-size 4 --val-size 2 --mini-batch 8 --max-new-tokens 8 --max-context 1600 "
+    "--filter none --clip-high 10 --lr 3e-3")
+
+
+@pytest.mark.usefixtures("runs")
+class TestQwen:
+    """Models of tiny's size learn FrozenLake from images."""
+
+    @pytest.mark.parametrize("package", [towers.qwen2_5_vl, towers.qwen3_5], indirect=True)
+    def test_ten_steps_on_one_batch_lower_the_loss_and_move_each_parameter(self, package, tmp_path):
+        """What is saved then is what transformers loads."""
+        config, learner, batch = played(*VISUAL_LAKE, "--model", str(package))
+        model = learner.policy.model
+        before = {name: p.clone() for name, p in model.named_parameters()}
+        batch, _ = trainer.compute_targets(learner, batch, config)
+        losses = [trainer.update(learner, batch, config, step)["policy_loss"]
+                  for step in range(1, 11)]
+        assert losses[-1] < losses[4] < losses[0] - 0.1, losses
+        assert not [name for name, p in model.named_parameters() if torch.equal(p, before[name])]
+        learner.policy.save(tmp_path)
+        whole = transformers.AutoModelForImageTextToText.from_pretrained(tmp_path)
+        theirs = vision.VisionLanguageModel(whole.eval(), model.image_store.processor)
+        theirs.image_store, ids = model.image_store, torch.tensor([model.image_store.proof_ids()])
+        assert torch.equal(model(ids).logits, theirs(ids).logits)
+
+    def test_a_killed_run_goes_on_bit_for_bit(self, tmp, runs, monkeypatch):
+        folder = folder_of(towers.qwen2_5_vl, tmp)
+        assert_resumed_alike(runs, monkeypatch, [
+            *VISUAL_LAKE, "--model", str(folder), *shlex.split(
+                "--kl-coef 0.1 --steps 2 --save-every 1 --diagnose-every 0")])
+        first, last = (load_file(path / "model.safetensors")
+                       for path in (folder, runs / "straight/checkpoint"))
+        assert not any(torch.equal(x, last[name]) for name, x in first.items())
+        evaluation.main(["--run", "straight", "--size", "2"])
+
+    @pytest.mark.parametrize("options", [
+        "--algo ppo", "--lora-rank 4", "--activation-checkpointing true", "--plain true",
+        "--context limited --window 2"])
+    def test_with_other_options_too_it_is_trained_on_what_was_sampled(self, options, tmp):
+        """The first layers of Qwen3-VL take features of images from the tower."""
+        if "lora" in options:
+            pytest.importorskip("peft")
+        config, learner, batch = played(
+            *VISUAL_LAKE, "--model", str(folder_of(towers.qwen3_vl, tmp)), *options.split())
+        batch, _ = trainer.compute_targets(learner, batch, config)
+        towers_of = [module for module in (learner.policy.model, learner.critic) if module]
+        before = [copy.deepcopy(module.state_dict()) for module in towers_of]
+        assert trainer.update(learner, batch, config, 1)["logprob_gap"] < 1e-5
+        for module, old in zip(towers_of, before):
+            moved = {name for name, x in module.state_dict().items() if not x.equal(old[name])}
+            for part in ("deepstack_merger_list", "patch_embed"):
+                assert any(part in name for name in moved) == ("lora" not in options), part
 
 
 @pytest.mark.usefixtures("runs")
@@ -352,6 +439,67 @@ class TestRuns:
 
 
 @pytest.fixture
+def package(request, tmp):
+    """A folder with a vision tower, whose processor need not be there."""
+    return folder_of(request.param, tmp)
+
+
+PACKAGES = pytest.mark.parametrize("package", [
+    gemma4, mistral3, gemma3, *QWEN], indirect=True)
+
+
+@pytest.mark.usefixtures("runs")
+class TestTextOnly:
+    """Where no environment shows images a vision-language model is its decoder."""
+
+    @PACKAGES
+    def test_it_is_proved_and_its_decoder_alone_is_trained(self, package):
+        policy = load_policy(package, sees=lambda: False)
+        assert "gap" in prove(policy, 320) and policy.image_store is None
+        tokens = torch.randint(len(policy.tokenizer), (2, 30))
+        policy.logprobs(tokens, torch.arange(30).expand(2, 30) > 9)[0].sum().backward()
+        decoder, head = policy.model.base_model, policy.model.get_output_embeddings()
+        trained = {*decoder.parameters(), *head.parameters()}
+        for name, p in policy.model.named_parameters():
+            assert p.requires_grad == (p in trained), name
+            assert (p.grad is not None) == (p in trained), name
+
+    @PACKAGES
+    def test_it_is_saved_as_it_was_loaded(self, package, tmp_path):
+        load_policy(package, sees=lambda: False).save(tmp_path)
+        before, after = (transformers.AutoModelForImageTextToText.from_pretrained(
+            folder).state_dict() for folder in (package, tmp_path))
+        assert before.keys() == after.keys()
+        assert all(torch.equal(x, after[name]) for name, x in before.items())
+        for name in PROCESSOR_FILES:
+            assert (package / name).exists() == (tmp_path / name).exists()
+            if (package / name).exists():
+                assert (package / name).read_bytes() == (tmp_path / name).read_bytes()
+
+    @pytest.mark.parametrize("package", [gemma4, towers.qwen2_5_vl, towers.qwen3_5], indirect=True)
+    def test_a_run_says_so_goes_on_bit_for_bit_and_can_be_evaluated(
+            self, package, runs, monkeypatch, capsys):
+        options = shlex.split(f"--env frozenlake --model {package} --warmup-steps 0 --num-groups 2 "
+                              f"--group-size 2 --val-size 2 --mini-batch 4 --max-new-tokens 8 "
+                              f"--kl-coef 0.1 --steps 2 --save-every 1 --max-context 1600")
+        assert_resumed_alike(runs, monkeypatch, options)
+        assert "reads text only: its vision tower is frozen" in capsys.readouterr().out
+        assert (runs / "straight/checkpoint").joinpath(PROCESSOR_FILES[
+            package.name != "gemma4"]).exists()
+        evaluation.main(["--run", "straight", "--size", "2"])
+        assert "reads text only" in capsys.readouterr().out
+
+
+    @pytest.mark.skipif(TORCHVISION, reason="torchvision is installed")
+    @pytest.mark.parametrize("package", [gemma4, mistral3], indirect=True)
+    def test_images_for_a_processor_that_needs_torchvision_are_refused_with_the_command(
+            self, package):
+        assert ("to see images it needs torchvision. Install the one for your PyTorch (pip install "
+                "torchvision) or choose a view without images.") in message(
+                    *VISUAL_LAKE, "--model", str(package))
+
+
+@pytest.fixture
 def other(tmp, tmp_path):
     """A copy of llava's folder."""
     return Path(shutil.copytree(folder_of(llava, tmp), tmp_path / "other"))
@@ -405,6 +553,16 @@ class TestBadInput:
 
 
 class TestProof:
+    @pytest.mark.skipif(not TORCHVISION, reason="gemma4's processor needs torchvision")
+    def test_a_gemma_4_that_reads_images_in_both_directions_is_refused(self, tmp, tmp_path):
+        folder = Path(shutil.copytree(folder_of(gemma4, tmp), tmp_path / "larger"))
+        text = json.loads((folder / "config.json").read_text())["text_config"]
+        changed(folder / "config.json", text_config=text | dict(
+            use_bidirectional_attention="vision"))
+        with pytest.raises(RuntimeError, match="differs between cached turns and a full pass"):
+            prove(load_policy(folder), 320)
+        assert "gap" in prove(load_policy(folder, sees=lambda: False), 320)
+
     def test_a_model_whose_rows_see_other_images_is_refused(self, policy, monkeypatch):
         assert "gap" in prove(policy, 320)
         real = vision.ImageStore.arguments
@@ -412,10 +570,3 @@ class TestProof:
             store, whole, numbers.flip(0) if whole is policy.model.whole.base_model else numbers))
         with pytest.raises(RuntimeError, match="differs between cached turns and a full pass"):
             prove(policy, 320)
-
-    def test_positions_in_three_dimensions_are_refused(self, tmp_path):
-        transformers.Qwen2_5_VLConfig(text_config=dict(rope_parameters=dict(
-            rope_type="default", rope_theta=1e6, mrope_section=[16, 24, 24]))).save_pretrained(
-                tmp_path)
-        with pytest.raises(RuntimeError, match="has positions in three dimensions"):
-            load_policy(tmp_path)

@@ -48,7 +48,7 @@ def last_hidden(model, slots, tokens, counts, first_row=0):
 def synchronizes(model):
     """Whether a step waits for a value from the GPU, which a graph cannot: whether an id is an
     image's, or the largest position, on which some rotary frequencies depend."""
-    return hasattr(model, "image_store") or model.base_model.rotary_emb.rope_type in (
+    return getattr(model, "image_store", None) or model.base_model.rotary_emb.rope_type in (
         "dynamic", "longrope")
 
 

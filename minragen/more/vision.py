@@ -5,9 +5,9 @@ So KV slots, shared prompts, contexts and masks treat them like other ids. The e
 replaces them by the output of the vision tower.
 
 Reading order: `ImageStore` (images and their ids), `SeeingPolicy`, `VisionLanguageModel`, `_embed`,
-`_show_whole_images`.
+then what only some models need: `_place_in_grids`, `_show_whole_images`, `_hide_images`.
 
-Axes: V vocabulary, F tokens of an image, D hidden size.
+Axes: V vocabulary, F tokens of an image, D hidden size, n rows, q tokens of each.
 
 Tests: `python -m pytest tests/test_vision.py`.
 """
@@ -17,6 +17,7 @@ import hashlib
 import inspect
 import io
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -39,6 +40,10 @@ class ImageStore:
     def __init__(self, processor, config):
         self.processor, self.image_id = processor, config.image_token_id
         self.first = config.get_text_config().vocab_size
+        # Qwen's chat templates write these two tokens, its processors do not.
+        self.start, self.end = ([getattr(config, name)] if hasattr(config, name) else []
+                                for name in ("vision_start_token_id", "vision_end_token_id"))
+        self.merged = getattr(getattr(config, "vision_config", None), "spatial_merge_size", 1)
         self.shape = (64, 64, 3)  # of the images that are expected
         self.forget()
 
@@ -73,9 +78,8 @@ class ImageStore:
         return self.ids_of(noise.astype(np.uint8))
 
     def _read(self, image, number):
-        marked = getattr(self.processor, "boi_token", self.processor.image_token)
-        read = self.processor(text=marked, images=[Image.fromarray(image)], return_tensors="pt",
-                              add_special_tokens=False)
+        read = self.processor(text=self.processor.image_token, images=[Image.fromarray(image)],
+                              return_tensors="pt", add_special_tokens=False)
         ids = read.pop("input_ids")[0].tolist()
         size = ids.count(self.image_id)
         if not size:
@@ -85,13 +89,21 @@ class ImageStore:
             raise ValueError(f"an image has {size} tokens and an earlier one has {self.size}. All "
                              f"must have as many: give images of one size.")
         self.size = size
-        self.pixels[number] = {n: x for n, x in read.items() if n.startswith("pixel")}
+        # pixel_values, and by family image_sizes, image_grid_thw, ...: what the tower takes
+        self.pixels[number] = {n: x for n, x in read.items() if n.startswith(("pixel", "image"))}
         fresh = iter(range(self.first + number * size, self.first + (number + 1) * size))
-        return [next(fresh) if i == self.image_id else i for i in ids]
+        ids = [next(fresh) if i == self.image_id else i for i in ids]
+        return [*self.start, *ids, *self.end]
 
     def numbers(self, ids):
         """(number of the image, token of it) that each of the ids of images stands for."""
         return (ids - self.first) // self.size, (ids - self.first) % self.size
+
+    def grids(self, numbers):
+        """Rows and columns (..., 2) of the tokens of images, by number."""
+        numbers, which = numbers.unique(return_inverse=True)
+        found = [self.pixels[number]["image_grid_thw"][0, 1:] for number in numbers.tolist()]
+        return (torch.stack(found).to(which.device) // self.merged)[which]
 
     def to_last(self, ids):
         """How many positions are between each id and the last of its image, (...) int64; 0 of text.
@@ -108,7 +120,7 @@ class ImageStore:
 
 
 class SeeingPolicy(Policy):
-    """A policy whose model is a VisionLanguageModel."""
+    """A policy whose model is a VisionLanguageModel. It may read text only: see there."""
 
     @property
     def image_store(self):
@@ -116,7 +128,8 @@ class SeeingPolicy(Policy):
 
     def begin_rollout(self):
         """Forget the images of the last rollout."""
-        self.image_store.forget()
+        if self.image_store:
+            self.image_store.forget()
 
     def end_rollout(self, trajectories):
         """Add the images that other processes showed, which are trained on too."""
@@ -127,27 +140,47 @@ class SeeingPolicy(Policy):
 
 class VisionLanguageModel(nn.Module):
     """A vision-language model behind the interface of a causal language model: `base_model` is its
-    decoder, whose embedding layer takes the ids of images."""
+    decoder, whose embedding layer takes the ids of images.
 
-    def __init__(self, whole, processor):
+    processor: of transformers; without one the model reads text only, and its tower is frozen
+    files: {name: bytes} of the processor's files, which are saved as they were
+    """
+
+    def __init__(self, whole, processor=None, files=None):
         super().__init__()
-        self.whole, self.image_store = whole, ImageStore(processor, whole.config)
-        embedding = self.base_model.get_input_embeddings()
+        self.whole, self.files, self.image_store = whole, files, None
+        if processor is None:
+            whole.requires_grad_(False)
+            for part in (self.base_model, whole.get_output_embeddings()):
+                part.requires_grad_(True)
+            return
+        self.image_store = ImageStore(processor, whole.config)
+        decoder, text = self.base_model, whole.config.get_text_config()
+        embedding = decoder.get_input_embeddings()
         embedding.forward = partial(_embed, embedding.forward, self.image_store, whole.base_model)
-        # Gemma 3 takes them: there the tokens of an image see each other.
-        self.bidirectional = "token_type_ids" in inspect.signature(whole.forward).parameters
-        if self.bidirectional:
-            self.base_model.register_forward_pre_hook(
+        if layers := getattr(decoder, "embed_tokens_per_layer", None):  # Gemma 4
+            layers.forward = partial(_hide_images, layers.forward, self.image_store,
+                                     text.pad_token_id)
+        if "mrope_section" in str(getattr(text, "rope_parameters", None)):  # Qwen-VL
+            deep = "deepstack_visual_embeds" in inspect.signature(decoder.forward).parameters
+            decoder.register_forward_pre_hook(
+                partial(_place_in_grids, self.image_store, deep), with_kwargs=True)
+        # How a pass over pixels is told which tokens are of images.
+        self.kinds = {"token_type_ids", "mm_token_type_ids"} & {
+            *inspect.signature(whole.forward).parameters}
+        if "token_type_ids" in self.kinds:  # Gemma 3: the tokens of an image see each other
+            decoder.register_forward_pre_hook(
                 partial(_show_whole_images, self.image_store), with_kwargs=True)
 
     def forward(self, tokens, **options):
         """As transformers computes it, images given as pixels: for the proof at start-up."""
+        if self.image_store is None:
+            return self.whole(input_ids=tokens, **options)
         seen = tokens >= self.image_store.first
         if seen.any():
             numbers, _ = self.image_store.numbers(tokens[seen])  # all tokens of each image
             options |= self.image_store.arguments(self.whole, numbers[::self.image_store.size])
-        if self.bidirectional:
-            options["token_type_ids"] = seen.long()
+        options |= dict.fromkeys(self.kinds, seen.long())
         return self.whole(input_ids=tokens.masked_fill(seen, self.image_store.image_id), **options)
 
     @property
@@ -163,14 +196,18 @@ class VisionLanguageModel(nn.Module):
     def save_pretrained(self, folder, state_dict):
         self.whole.save_pretrained(folder, state_dict={
             name.removeprefix("whole."): weight for name, weight in state_dict.items()})
-        self.image_store.processor.save_pretrained(folder)
+        if self.files is None:  # it was made here
+            self.image_store.processor.save_pretrained(folder)
+        for name, content in (self.files or {}).items():
+            (Path(folder) / name).write_bytes(content)
 
 
-def _embed(plain, image_store, vision_model, ids):
+def _embed(plain, image_store, vision_model, ids, layers=None):
     """Embeddings (..., D) of ids (...). Those of images come from the vision tower, which computes
     each image once, with gradients where they are wanted.
 
     plain: the embedding layer's own forward      vision_model: without its output layer
+    layers: a list, to which what the tower has for the decoder's first layers is added
     """
     seen = ids >= image_store.first
     embedded = plain(ids.masked_fill(seen, image_store.image_id))
@@ -180,9 +217,57 @@ def _embed(plain, image_store, vision_model, ids):
     numbers, which = numbers.unique(return_inverse=True)
     found = vision_model.get_image_features(**image_store.arguments(vision_model, numbers),
                                             return_dict=True)
-    found = torch.cat([f.flatten(0, -2) for f in found.pooler_output]).unflatten(
-        0, (-1, image_store.size))  # (images, F, D)
-    return embedded.masked_scatter(seen[..., None], found[which, features].to(embedded.dtype))
+
+    def of_ids(images):
+        each = torch.cat([x.flatten(0, -2) for x in images]).unflatten(0, (-1, image_store.size))
+        return each[which, features].to(embedded.dtype)  # from (images, F, D)
+
+    if layers is not None:
+        layers += map(of_ids, found.deepstack_features)
+    return embedded.masked_scatter(seen[..., None], of_ids(found.pooler_output))
+
+
+def _place_in_grids(image_store, deep, decoder, args, options):
+    """Before a pass over ids: give them positions in three dimensions (M-RoPE, Wang et al. 2024).
+
+    In an image of h x w tokens that begins at position p, token (i, j) has (p, p + i, p + j), and
+    the text after it goes on at p + max(h, w). With an image of 2 x 3 tokens after two of text:
+
+        place       0 1   2 3 4 5 6 7   8 9
+        position    0 1   2 2 2 2 2 2   5 6
+                    0 1   2 2 2 3 3 3   5 6
+                    0 1   2 3 4 2 3 4   5 6
+
+    So positions lag behind places, by h w - max(h, w) for each image that has ended. Slots keep
+    this lag as a state (n, 1) of their rows.
+
+    deep: whether the decoder's first layers take features of images, too (Qwen3-VL)
+    """
+    ids, slots = options.get("input_ids"), options.get("past_key_values")
+    if ids is None:  # a pass over pixels, which has its positions
+        return args, options
+    seen = ids >= image_store.first
+    row = column = gained = torch.zeros_like(ids)
+    lag = gained[:, :1]
+    if slots is not None and slots.state("lag") is not None:
+        lag = slots.state("lag")
+    first = options.get("position_ids", torch.arange(ids.shape[1], device=ids.device)) - lag
+    if seen.any():
+        numbers, which = image_store.numbers(ids)
+        height, width = image_store.grids(numbers.where(seen, numbers[seen][0])).unbind(-1)
+        ends = seen & (which == image_store.size - 1)
+        gained = (image_store.size - height.maximum(width)).where(ends, 0)
+        which = which.where(seen, 0)
+        row, column = which // width, which % width
+        first = first - which - (gained.cumsum(dim=1) - gained)
+        if deep:
+            options["deepstack_visual_embeds"] = layers = []
+            options["inputs_embeds"] = decoder.get_input_embeddings()(ids, layers=layers)
+            options |= dict(input_ids=None, visual_pos_masks=seen)
+    options["position_ids"] = torch.stack([first, first + row, first + column])
+    if slots is not None:
+        slots.set_state("lag", lag + gained.sum(dim=1, keepdim=True))
+    return args, options
 
 
 def _show_whole_images(image_store, decoder, args, options):
@@ -198,6 +283,11 @@ def _show_whole_images(image_store, decoder, args, options):
         visible = keys[:, None, None] <= (queries + image_store.to_last(ids))[:, None, :, None]
         options["attention_mask"] = attention_masks(decoder, visible, queries, keys)
     return args, options
+
+
+def _hide_images(plain, image_store, hidden_id, ids):
+    """Embeddings of ids by layer, to which transformers shows images as `hidden_id`."""
+    return plain(ids.masked_fill(ids >= image_store.first, hidden_id))
 
 
 def with_tower(critic):

@@ -45,7 +45,7 @@ from minragen.envs import SEPARATOR, SPLITS
 from minragen.fast.policies import faster
 from minragen.models import AdamW
 from minragen.run.distributed import progress_bar
-from minragen.run.groups import most_turns
+from minragen.run.groups import most_turns, shows_images
 from minragen.run.load import foreign, load_policy
 from minragen.run.runs import save_policy
 from minragen.run.tiny import EXPERT, UNTRAINED, warm_up_of
@@ -103,7 +103,8 @@ def resolve(name, groups_of, response_format="free_think", max_new_tokens=0, ste
             envs = [env for split in SPLITS for env in groups_of(split, None).envs]
             policy = faster(UNTRAINED[name](envs, response_format))
         else:
-            policy = faster(load_policy(source_of(name), device, name in BUNDLED, name))
+            policy = faster(load_policy(source_of(name), device, name in BUNDLED, name,
+                                        lambda: shows_images(groups_of("train", None))))
         frame = foreign(name, ChatFrame, policy.tokenizer, response_format,
                         max_new_tokens=max_new_tokens, image_store=policy.image_store,
                         example=example)

@@ -112,6 +112,11 @@ def check_environments(config):
     return groups
 
 
+def shows_images(groups):
+    """Whether the first observation of an environment has an image."""
+    return any(image_of(observation) is not None for observation in groups.reset(0))
+
+
 def most_turns(groups):
     """Turns of the longest episode."""
     return max(env.budget.max_turns for env in groups.envs)

@@ -2,11 +2,12 @@
 
 Reading order: `load_policy`, `why_unsupported`. What the weights compute is proved in proof.py.
 
-Tests: `python -m pytest tests/test_models.py tests/test_families.py`.
+Tests: `python -m pytest tests/test_models.py tests/test_families.py tests/test_vision.py`.
 """
 
 import json
 import re
+from pathlib import Path
 
 import torch
 import transformers
@@ -22,14 +23,19 @@ transformers.logging.set_verbosity_error()  # what matters is said in our senten
 transformers.logging.disable_progress_bar()
 ATTENTION, STATES = {"full_attention", "sliding_attention"}, {"linear_attention", "conv", "hybrid"}
 NO_CODE = {"trust_remote_code": False}  # else transformers asks whether to run a folder's Python
+# The files of a processor, which a vision-language model has beside its tokenizer.
+PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json",
+                   "video_preprocessor_config.json")
 
 
-def load_policy(source, device="cpu", stored_dtype=False, name=""):
+def load_policy(source, device="cpu", stored_dtype=False, name="", sees=lambda: True):
     """The policy in a folder or behind a Hugging Face id, checked.
 
     stored_dtype: keep the dtype of the files, as for checkpoints and bundled models; otherwise a
         GPU gets bfloat16. On a CPU it is float32 either way.
     name: what messages call it; empty: the source
+    sees: called for a vision-language model: whether it has to see images. If not, it needs no
+        processor, and so none of the packages that processors need
     raises: ValueError for what cannot be loaded, RuntimeError for an unsupported architecture
     """
     device, name, kind = torch.device(device), name or str(source), Policy
@@ -39,19 +45,17 @@ def load_policy(source, device="cpu", stored_dtype=False, name=""):
         config = transformers.AutoConfig.from_pretrained(source, **NO_CODE)
         config._attn_implementation = None  # a folder's own may name a kernel to be fetched
         if not (refused := why_unsupported(config)):
-            processor = processor_of(config, source)
-            loader = (transformers.AutoModelForImageTextToText if processor else
+            package = type(config) in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+            loader = (transformers.AutoModelForImageTextToText if package else
                       transformers.AutoModelForCausalLM)
             model, loading = loader.from_pretrained(  # NOTE: see models.load_policy
                 source, config=config, dtype=dtype, output_loading_info=True,
                 ignore_mismatched_sizes=True, **NO_CODE)
             tokenizer = transformers.AutoTokenizer.from_pretrained(source, **NO_CODE)
-            if processor:
+            if package:
                 from minragen.more.vision import SeeingPolicy as kind
-                from minragen.more.vision import VisionLanguageModel
 
-                model = VisionLanguageModel(model, processor)
-                tokenizer.chat_template = tokenizer.chat_template or processor.chat_template
+                model = vision_language_model(model, tokenizer, source, sees)
     except Exception as error:  # a folder may hold anything
         first = ("there is no such folder." if isinstance(error.__cause__, HFValidationError)
                  else str(error).strip().splitlines()[0])
@@ -83,14 +87,42 @@ def load_policy(source, device="cpu", stored_dtype=False, name=""):
     return policy
 
 
+def vision_language_model(whole, tokenizer, source, sees):
+    """A model of transformers as a VisionLanguageModel. Its tokenizer may lack the chat template,
+    which older folders have in a file of the processor."""
+    from minragen.more.vision import VisionLanguageModel
+
+    files = {}
+    for name in (*PROCESSOR_FILES, "chat_template.json"):
+        if path := cached_file(source, name, _raise_exceptions_for_missing_entries=False):
+            files[name] = Path(path).read_bytes()
+    if template := files.pop("chat_template.json", None):
+        tokenizer.chat_template = tokenizer.chat_template or json.loads(template)["chat_template"]
+    processor = processor_of(whole.config, source) if files and sees() else None
+    return VisionLanguageModel(whole, processor, files)
+
+
 def processor_of(config, source):
-    """Load the processor of a vision-language model. Returns None for a text model, or if there is
-    no image processor in the folder."""
-    files = "processor_config.json", "preprocessor_config.json"
-    if not hasattr(config, "vision_config") or not any(cached_file(
-            source, name, _raise_exceptions_for_missing_entries=False) for name in files):
-        return None
-    processor = transformers.AutoProcessor.from_pretrained(source, **NO_CODE)
+    """The processor of a vision-language model; None if it has none for images.
+
+    raises: ImportError for a package that it needs
+    """
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING  # imports torchvision
+
+    try:
+        processor = transformers.AutoProcessor.from_pretrained(source, **NO_CODE)
+    except ImportError as error:
+        if "torchvision" not in str(error).lower():
+            raise
+        parts = classmethod(lambda cls: ["image_processor", "tokenizer"])
+        try:  # Qwen's need it for videos alone
+            kind = PROCESSOR_MAPPING[type(config)]
+            kind = type(kind.__name__, (kind,), {"get_attributes": parts})
+            processor = kind.from_pretrained(source, **NO_CODE)
+        except (ImportError, TypeError, KeyError):
+            raise ImportError(
+                "to see images it needs torchvision. Install the one for your PyTorch (pip install "
+                "torchvision) or choose a view without images.") from None
     return processor if hasattr(processor, "image_processor") else None
 
 
@@ -121,8 +153,6 @@ def why_unsupported(config):
         return "is an encoder-decoder, and only decoders continue a conversation"
     if others:
         return f"has layers {others}, which a rollout cannot cache"
-    if "mrope_section" in str(getattr(text, "rope_parameters", None)):
-        return "has positions in three dimensions (M-RoPE), and only one-dimensional are supported"
     if getattr(text, "alibi", False) or not hasattr(text, "max_position_embeddings"):
         return "takes no position_ids, which conversations of different lengths need"
     return ""

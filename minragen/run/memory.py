@@ -65,6 +65,8 @@ def _sizes(policy, config, processes):
     model = policy.model
     c, context, rows = (model.config.get_text_config(), config.max_context,
                         config.num_groups * config.group_size)
+    if getattr(c, "is_heterogeneous", False):  # Gemma 4: the last layer has the widest heads
+        c = c.per_layer_config[-1]
     heads = c.num_attention_heads
     head_dim = getattr(c, "head_dim", None) or c.hidden_size // heads
     own = -(-max(rows, config.val_size) // processes)

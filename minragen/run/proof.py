@@ -96,6 +96,8 @@ def _gaps(policy, length):
     tokens[1, :length // 2] = tokens[0, :length // 2]  # a beginning to share
     pieces = torch.tensor([[length - 14, length - 18, length - 22], [1, 1, 1], [1, 0, 1],
                            [4, 9, 2], [1, 1, 1], [0, 1, 1]])
+    for mark in ("image_token_id", "video_token_id", "audio_token_id"):
+        tokens[tokens == (getattr(model.config, mark, None) or -1)] = 0  # without an image
     if image_store := policy.image_store:
         _show(image_store, tokens, pieces)
     full = model(tokens.to(slots.device), use_cache=False).logits.float().log_softmax(dim=-1)
@@ -121,7 +123,6 @@ def _gaps(policy, length):
 
 def _show(image_store, tokens, pieces):
     """Insert an image into the first piece of each row, and another into the fourth."""
-    tokens[tokens == image_store.image_id] = 0
     first, other = (torch.tensor(image_store.proof_ids(seed)) for seed in range(2))
     pieces[0] -= len(other)
     tokens[:, 1:1 + len(first)] = first

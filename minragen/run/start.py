@@ -52,7 +52,7 @@ from minragen.models import AdamW, Critic
 from minragen.rollout import first_prompt
 from minragen.run import bundled, distributed, memory, runs
 from minragen.run.command import opening_line
-from minragen.run.groups import check_environments, collect, env_groups
+from minragen.run.groups import check_environments, collect, env_groups, shows_images
 from minragen.run.load import foreign, load_policy
 from minragen.run.log import Log
 from minragen.run.proof import prove
@@ -124,7 +124,10 @@ def load(config, checkpoint="", say=print):
         config.model, partial(env_groups, config), config.response_format, config.max_new_tokens,
         config.warmup_steps, device, say, config.example, config.lora_rank)
     stored_dtype = checkpoint or config.model in bundled.BUNDLED
-    policy = policy_of(config, source, device, stored_dtype, config.model)
+    policy = policy_of(config, source, device, stored_dtype, config.model,
+                       lambda: shows_images(env_groups(config, "train")))
+    if getattr(policy.model, "image_store", policy) is None:  # a vision-language model
+        say(f"model     {short(config.model)} reads text only: its vision tower is frozen")
     return policy, frame_of(config, policy, policy.model.generation_config.eos_token_id)
 
 
@@ -204,7 +207,7 @@ def teacher_of(config, policy):
     is_run = runs.RUN_NAME.fullmatch(name) and run.is_dir()
     is_model = name == "smollm2" or "/" in name or Path(name).is_dir()
     found = bundled.source_of(name) if is_model and not is_run else runs.find_checkpoint(run)
-    teacher = policy_of(config, found, policy.device, True, name)
+    teacher = policy_of(config, found, policy.device, True, name, lambda: False)
     if teacher.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
         raise ValueError(f"teacher {name!r}: its tokenizer is another one than that of "
                          f"{policy.name!r}, so its logprobs are of other tokens.")
