@@ -2,9 +2,8 @@
 
     python -m lab.figure      (or: make figure)
 
-Draws docs/learning.png and docs/pretrained.png from the stored runs (archive.py); and in
-docs/ boards.png, the images of FrozenLake and Sokoban, and seen.png, those of an
-episode. algorithm.py draws step.png and row.png in docs/: for them a step of a stored run is made
+Draws docs/learning.png and docs/pretrained.png from the stored runs (archive.py), and
+docs/boards.png, the images of FrozenLake and Sokoban. algorithm.py draws step.png and row.png in docs/: for them a step of a stored run is made
 again. In each page of `PAGES` it rewrites what stands between `<!-- begin NAME -->` and
 `<!-- end NAME -->`, and the episode below each `$ .venv/bin/python -m minragen environments NAME
 SEED`. docs/tutorial.ipynb is docs/tutorial.md as a notebook. tests/test_readme.py checks that the
@@ -15,7 +14,6 @@ code.png in docs/.
 import base64
 import csv
 import inspect
-import io
 import json
 import re
 import textwrap
@@ -46,7 +44,6 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "lab" / "results"  # measured at commits that are named there
 SEEDS = (0, 1, 2)
 FIRST = "frozenlake-grpo-s0"  # the run whose episode and first step the pages show
-SHOWN = 4  # lines of a reply
 COLOURS = ("#0072B2", "#E69F00", "#009E73")  # Okabe and Ito's: the colour-blind tell them apart
 EPISODE = re.compile(
     r"(```console\n\$ \.venv/bin/python -m minragen environments (\w+) (\d+)\n).*?(^```$)",
@@ -140,19 +137,6 @@ def draw_boards(path):
     plt.close(figure)
 
 
-def draw_seen(path, run):
-    """The images of the episode that `episode_of` tells."""
-    images = [plt.imread(io.BytesIO(base64.b64decode(uri.partition(",")[2])))
-              for uri in last_episode(run)["images"]]
-    figure, axes = plt.subplots(1, len(images), figsize=(2 * len(images), 2.2), squeeze=False)
-    for turn, (axis, image) in enumerate(zip(axes.flat, images), 1):
-        axis.imshow(image, interpolation="nearest")
-        axis.set_title(f"turn {turn}", fontsize="medium")
-        axis.set_axis_off()
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
-
-
 def runs_of(env):
     """The metrics of the three seeds, their lines of the last validation, and its size. env: the
     middle of the runs' names"""
@@ -237,20 +221,15 @@ def start_line(run):
 
 
 def lora_table(steps=60):
-    """The first steps of FrozenLake with LoRA and with all weights, seed by seed."""
+    """FrozenLake with LoRA and with all weights: held-out success after so many steps."""
     rows = []
     for trained, stem in (("rank 8", "lora-r8"), ("rank 64, as wide as the model", "lora-r64"),
                           ("all weights", "frozenlake-grpo")):
-        for run in archive.names(f"{stem}-s?"):
-            config = archive.config(run)
-            lines = [line for line in archive.metrics(run) if line["step"] <= steps]
-            windows = np.reshape([value for _, value in curve(lines, "success")], (-1, 20))
-            held_out = dict(curve(lines, "val/success"))
-            rows.append([trained, f"{config.lr:g}", str(config.seed),
-                         *(f"{value:.2f}" for value in windows.mean(axis=1)),
-                         with_interval(held_out[steps], config.val_size)])
-    return table(("trained", "lr", "seed", "steps 1 to 20", "to 40", "to 60",
-                  "held out, step 60"), rows)
+        names = archive.names(f"{stem}-s?")
+        rates = [dict(curve(archive.metrics(run), "val/success"))[steps] for run in names]
+        config = archive.config(names[0])
+        rows.append([trained, f"{config.lr:g}", of_seeds(rates, config.val_size)])
+    return table(("trained", "learning rate", "seed by seed, interval of the worst"), rows)
 
 
 def vision_table():
@@ -297,24 +276,6 @@ def baselines(env):
     """{player: success} in the environment as tiny's preset has it."""
     row = [row for row in json.loads(environments.STORED.read_text()) if row["env"] == env][-1]
     return {player: successes / row["size"] for player, successes in row["players"].items()}
-
-
-def episode_of(run):
-    """What was said in the `last_episode` of a run. The lines of a reply after the SHOWN first
-    are counted."""
-    said = []
-    for message in last_episode(run)["messages"][1:]:
-        lines = message["content"].split("\n")
-        cut = SHOWN if message["role"] == "assistant" and len(lines) > SHOWN + 1 else len(lines)
-        said += lines[:cut] + ([f"[{len(lines) - cut} more lines]"] if lines[cut:] else [])
-    return "\n".join(["```text", *said, "```"])
-
-
-def last_episode(run):
-    """The first validation episode of a run's last stored step."""
-    episodes = archive.episodes(run)
-    last = max(e["step"] for e in episodes)
-    return next(e for e in episodes if e["step"] == last and e["split"] == "val")
 
 
 def learnt(run):
@@ -431,9 +392,7 @@ PAGES = {"README.md": {"pretrained": pretrained_means},
          "docs/environments.md": {"environments": environments_table,
                                   "descriptions": descriptions},
          "docs/metrics.md": {"warnings": warnings_told},
-         "docs/models.md": {"lora": lora_table},
-         "docs/vision.md": {"episode": partial(episode_of, "frozenlake-image-grpo-s0"),
-                            "vision": vision_table},
+         "docs/models.md": {"lora": lora_table, "vision": vision_table},
          "docs/performance.md": {"gpu": gpu.tables},
          "docs/running.md": {"log": log_lines},
          "docs/specification.md": {"mutants": mutants_result},
@@ -485,7 +444,6 @@ if __name__ == "__main__":
     draw(ROOT / "docs" / "learning.png")
     draw_pretrained(ROOT / "docs" / "pretrained.png")
     draw_boards(ROOT / "docs" / "boards.png")
-    draw_seen(ROOT / "docs" / "seen.png", "frozenlake-image-grpo-s0")
     algorithm.draw(ROOT / "docs", FIRST)
     pictures.draw(ROOT / "docs")
     for page in PAGES:

@@ -1,7 +1,7 @@
 """Does a policy read its images? Its success with them, and with those of other instances.
 
     python -m lab.vision my-run      (prints a JSON list; lab/results/vision.json is one)
-    make train ENV=lab.vision:Shuffled MODEL=tiny-vlm ARGS="..."   (docs/vision.md)
+    make train ENV=lab.vision:Shuffled MODEL=tiny-vlm ARGS="..."   (docs/models.md)
 """
 
 import argparse
