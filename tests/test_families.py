@@ -7,6 +7,7 @@ import contextlib
 import copy
 import functools
 import itertools
+import re
 import tempfile
 
 import pytest
@@ -201,8 +202,8 @@ def measured(name):
     try:
         policy = family(name)
         prove(policy, CONTEXT)
-    except (ValueError, RuntimeError) as error:
-        return str(error)
+    except (ValueError, RuntimeError) as error:  # how large a gap is depends on the processor
+        return re.sub(r"by [\d.e+]+( nats|;)", r"by N\1", str(error))
     frame, rules = copy.copy(tiny()[1]), Rules(2.0, max_new_tokens=20, max_context=CONTEXT)
     frame.end_ids = set(range(0, len(frame.tokenizer), 8))  # replies of many lengths
     groups = EnvGroups("frozenlake", 3, 4, options={"view": "coord"})
