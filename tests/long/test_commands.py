@@ -48,9 +48,9 @@ def checkout(tmp_path_factory):
     (folder / ".venv").symlink_to(sys.prefix)
     (small_env,) = code_blocks("CONTRIBUTING.md", "python")
     reach, secret, fog = code_blocks("add-an-environment.md", "python")
-    (own,) = code_blocks("leaderboard.md", "python")
+    (own,), (rooms, *_) = (code_blocks(page, "python") for page in ("leaderboard.md", "4-task.md"))
     for name, lines in (("my_env.py", small_env), ("my_algo.py", own), ("reach.py", reach),
-                        ("secret.py", secret), ("fog.py", fog)):
+                        ("secret.py", secret), ("fog.py", fog), ("rooms.py", rooms)):
         with open(folder / name, "a") as file:
             file.write("\n".join([*lines, ""]))
     return folder
