@@ -67,7 +67,7 @@ import importlib.util, os
 if os.path.exists("../../minragen/train.py"):  # this notebook lies in its checkout
     os.chdir("../..")
 if not importlib.util.find_spec("minragen"):
-    raise SystemExit("minRAGEN is missing. In a cell: %pip install FOLDER, its folder")"""
+    raise SystemExit("minRAGEN is not installed. Run in a cell: %pip install PATH/TO/minragen")"""
 # A Python block of a chapter, and below it what it prints, which may be folded away.
 BLOCK = re.compile(r"""^```python\n(.*?)^```\n
                        ((?:<details><summary>Output</summary>\n\n)?
