@@ -102,12 +102,13 @@ class TestChapters:
             assert f"{value:.{len(result.partition('.')[2])}f}" == result, term
 
 
-class TestNotebooks:
-    @pytest.fixture(scope="class")
-    def cache(self, tmp_path_factory):
-        """Models that more than one chapter uses."""
-        return tmp_path_factory.mktemp("cache")
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """Models that more than one chapter uses."""
+    return tmp_path_factory.mktemp("cache")
 
+
+class TestNotebooks:
     @pytest.mark.parametrize("page", COURSE, ids=CHAPTERS)
     def test_alone_in_a_folder_it_prints_what_the_chapter_shows_and_so_do_the_solutions(
             self, page, cache, tmp_path, monkeypatch):
@@ -130,7 +131,8 @@ class TestNotebooks:
         assert not faults, f"{faults}\nIf the run is right, write it into the page: WRITE=1"
 
     @pytest.mark.parametrize("flags, folder, said", [
-        ("", COURSE[0].parent, f"{ROOT}\n"), ("-IS", "/", "minRAGEN is not installed.")])
+        ("", COURSE[0].parent, f"{ROOT}\n"), ("-IS", "/", "minRAGEN is not installed.")],
+        ids=["in a checkout", "alone"])
     def test_its_first_cell_goes_to_the_checkout_or_says_how_to_install(self, flags, folder, said):
         twice = f"{INSTALL}\n{INSTALL}\nprint(os.getcwd())"
         done = subprocess.run([sys.executable, *flags.split(), "-c", twice], cwd=folder,
