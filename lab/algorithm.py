@@ -35,7 +35,7 @@ SIGNED = LinearSegmentedColormap.from_list("signed", (
     "#B34700", "#F7A35C", "#FFFFFF", "#6BAED6", "#084594"))
 SURPRISE = LinearSegmentedColormap.from_list("surprise", ("#FFFFFF", "#6A3D9A"))
 MOST = 2.0  # advantages beyond this have the darkest colour
-MEMBERS, ROW = (8, 9, 10, 11), 9  # of the batch: four members of group 1, as in the tutorial
+MEMBERS, ROW = (8, 9, 10, 11), 9  # of the batch: four members of group 1, as in the course
 ARROW = {"arrowstyle": "-|>", "lw": 1.6, "color": "#444444", "mutation_scale": 16}
 LEGEND = {"fontsize": 10.5, "frameon": False, "borderpad": 0, "handlelength": 1.5}
 
@@ -285,8 +285,8 @@ def _bracket(axis, left, right, y, text, colour="black"):
 
 
 def _members(step):
-    """Four members of a group with the advantages that they have as a group of four, as in the
-    tutorial."""
+    """Four members of a group with the advantages that they have as a group of four, as in
+    docs/course/3-step.md."""
     batch = step.batch.take(torch.tensor(MEMBERS))
     return replace(batch, advantages=batch.to_tokens(starpo.group_advantages(
         batch.episode_returns, batch.group_ids)))

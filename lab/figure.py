@@ -3,11 +3,12 @@
     python -m lab.figure      (or: make figure)
 
 Draws docs/learning.png and docs/pretrained.png from the stored runs (archive.py), and
-docs/boards.png, the images of FrozenLake and Sokoban. algorithm.py draws step.png and row.png in docs/: for them a step of a stored run is made
-again. In each page of `PAGES` it rewrites what stands between `<!-- begin NAME -->` and
+docs/boards.png, the images of FrozenLake and Sokoban. algorithm.py draws step.png and row.png in
+docs/: for them a step of a stored run is made again. In each page of `PAGES` it rewrites what stands
+between `<!-- begin NAME -->` and
 `<!-- end NAME -->`, and the episode below each `$ .venv/bin/python -m minragen environments NAME
-SEED`. docs/tutorial.ipynb is docs/tutorial.md as a notebook. tests/test_readme.py checks that the
-pages and the notebook say what this script would write. pictures.py draws loop.png, memory.png and
+SEED`. It makes a notebook of each page of docs/course. tests/test_readme.py checks that the pages
+and the notebooks say what this script would write. pictures.py draws loop.png, memory.png and
 code.png in docs/.
 """
 
@@ -49,15 +50,19 @@ EPISODE = re.compile(
     r"(```console\n\$ \.venv/bin/python -m minragen environments (\w+) (\d+)\n).*?(^```$)",
     re.DOTALL | re.MULTILINE)
 # The first cell of the notebook: it goes to the project's folder.
+COURSE = sorted((ROOT / "docs" / "course").glob("*.md"))
+# The first cell of each notebook.
 INSTALL = """\
-import os, sys
-from IPython.display import Image
-if os.path.basename(os.getcwd()) == "docs":
-    os.chdir("..")
-if not os.path.exists("minragen/train.py"):  # this notebook was opened without a checkout
-    !git clone --quiet --depth 1 {input("Address of minRAGEN's repository: ")} minragen
-    os.chdir("minragen")
-    !{sys.executable} -m pip install --quiet . pytest"""
+import importlib.util, os
+if os.path.exists("../../minragen/train.py"):  # this notebook lies in its checkout
+    os.chdir("../..")
+if not importlib.util.find_spec("minragen"):
+    raise SystemExit("minRAGEN is not installed. Run in a cell: %pip install PATH/TO/minragen")"""
+# A Python block of a chapter, and below it what it prints, which may be folded away.
+BLOCK = re.compile(r"""^```python\n(.*?)^```\n
+                       ((?:<details><summary>Output</summary>\n\n)?
+                        ```text\n(.*?)^```\n
+                        (?:</details>\n)?)?""", re.DOTALL | re.MULTILINE | re.VERBOSE)
 
 
 def curve(metrics, key):
@@ -411,27 +416,24 @@ def rewritten(page):
     return with_episodes(written_into((ROOT / page).read_text(), blocks))
 
 
-def notebook():
-    """The text of docs/tutorial.ipynb: INSTALL, then docs/tutorial.md with its blocks as cells. A
-    `text` block is the output of the cell above it. A picture is an output, too, because Colab
-    shows neither attachments nor files beside a notebook."""
+def notebook(page):
+    """The text of a chapter's notebook: INSTALL, then the page with its Python blocks as cells.
+
+    What they print is left out, so that a reader can predict it; solutions stay folded in the text.
+    Pictures are part of the text, because Colab shows no file beside a notebook."""
     import jupytext  # of the tests' extra, without which the leaderboard imports this file
     import nbformat
 
-    page = re.sub(r"^!\[(.*)\]\((.*)\)$", r'```python\nImage("docs/\2", alt="\1")\n```',
-                  (ROOT / "docs" / "tutorial.md").read_text(), flags=re.MULTILINE)
-    book, output = jupytext.reads(page, "md"), nbformat.v4.new_output
-    for cell, below in pairwise(book.cells):
-        if found := re.match(r"```text\n(.*?)^```\n*", below.source, re.DOTALL | re.MULTILINE):
-            below.source = below.source[found.end():]
-            cell.outputs = [output("stream", text=found[1])]
-        elif cell.cell_type == "code" and (found := re.match(r'Image\("(.*?)"', cell.source)):
-            image = base64.b64encode((ROOT / found[1]).read_bytes()).decode()
-            cell.outputs = [output("execute_result", {"image/png": image})]
-        elif found := re.match(r"# (\w+\.py)\n", cell.source):  # a file that the reader saves
-            cell.source = f"%%writefile {found[1]}\n{cell.source[found.end():]}"
-            cell.outputs = [output("stream", text=f"Writing {found[1]}\n")]
-        cell.source = cell.source.replace("%%sh\n.venv/bin/python", "!{sys.executable}")
+    def inlined(found):
+        image = base64.b64encode((page.parent / found[2]).read_bytes()).decode()
+        return f"![{found[1]}](data:image/png;base64,{image})"
+
+    chapter, *exercises = re.split(r"^(?=## Exercises$)", page.read_text(), flags=re.MULTILINE)
+    text = BLOCK.sub(r"```python\n\1```\n", chapter) + re.sub(
+        r"^<details>.*?^</details>$", r"<!-- #region -->\n\g<0>\n<!-- #endregion -->",
+        "".join(exercises), flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"\((\d-\w+)\.md\)", r"(\1.ipynb)", text)
+    book = jupytext.reads(re.sub(r"^!\[(.*)\]\((.*)\)$", inlined, text, flags=re.MULTILINE), "md")
     book.cells.insert(0, nbformat.v4.new_code_cell(INSTALL))
     for number, cell in enumerate(book.cells):
         cell.id, cell.metadata = str(number), {}
@@ -448,6 +450,7 @@ if __name__ == "__main__":
     pictures.draw(ROOT / "docs")
     for page in PAGES:
         (ROOT / page).write_text(rewritten(page))
-    (ROOT / "docs" / "tutorial.ipynb").write_text(notebook())
-    print(f"wrote the pictures of docs/, docs/tutorial.ipynb, and the "
+    for page in COURSE:
+        page.with_suffix(".ipynb").write_text(notebook(page))
+    print(f"wrote the pictures of docs/, the notebooks of docs/course, and the "
           f"tables of {', '.join(PAGES)}")

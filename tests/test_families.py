@@ -163,7 +163,7 @@ FAMILIES = {  # name: class of the configuration, options
 
 
 SOME = ("Gemma 2", "Cohere 2", "Mistral, window", "GPT-NeoX", "Mamba", "Jamba", "Bloom", "T5",
-        "GPT-2, longer", "Phi-3, longrope, longer")  # long/test_every_family.py tries the others
+        "GPT-2, longer", "Phi-3, longrope, longer")  # long/test_at_length.py tries the others
 
 
 def family(name):
@@ -223,7 +223,7 @@ def measured(name):
 class TestFamilies:
     @pytest.mark.parametrize("name", SOME)
     def test_it_works_or_is_refused_as_the_page_says_and_is_never_silently_wrong(self, name):
-        """The others: long/test_every_family.py."""
+        """The others: long/test_at_length.py."""
         assert listed_as(name) == measured(name)
 
     @pytest.mark.parametrize("name", ["Ministral", "StarCoder2, window", "GPT-2, longer",

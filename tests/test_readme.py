@@ -29,9 +29,10 @@ class TestPages:
     def test_tables_log_and_episodes_are_what_the_project_prints(self, page):
         assert figure.rewritten(page) == (ROOT / page).read_text()
 
-    def test_the_notebook_is_what_the_tutorial_gives(self):
-        text = (ROOT / "docs" / "tutorial.ipynb").read_text()
-        assert figure.notebook() == text and len(text) < 500_000
+    @pytest.mark.parametrize("page", figure.COURSE, ids=lambda page: page.stem)
+    def test_the_notebook_is_what_its_chapter_gives(self, page):
+        text = page.with_suffix(".ipynb").read_text()
+        assert figure.notebook(page) == text and len(text) < 100_000
 
     def test_the_readme_has_the_first_environment_of_its_page_and_a_step_with_trains_calls(self):
         own, step = code_blocks("README.md", "python")
@@ -95,7 +96,7 @@ class TestPages:
 
     def test_no_file_names_a_folder_of_the_machine(self):
         for pattern in ("*.md", "*.toml", "*.cff", "Makefile", "minragen/**/*.py", "docs/**/*.md",
-                        "docs/*.ipynb", "tests/**/*.py", "lab/*.py"):
+                        "docs/**/*.ipynb", "tests/**/*.py", "lab/*.py"):
             for path in ROOT.glob(pattern):
                 found = re.search(r"(?<![\w.{}])/(home|root|work|Users)/", path.read_text())
                 assert not found, path

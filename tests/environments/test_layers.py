@@ -35,7 +35,7 @@ from minragen.run.runs import read_config
 from minragen.trajectory import Reply, Trajectory, Turn
 
 NOISE, DROPOUT = "action_noise,probability=0.3", "observation_dropout,probability=0.3"
-# What the contract is about; each layer alone is in tests/long/test_layers.py.
+# What the contract is about; each layer alone is in tests/long/test_at_length.py.
 ENV_NAMES = [f"{name} {NOISE} {DROPOUT}" for name in sorted(REGISTRY)]
 
 

@@ -47,9 +47,9 @@ def checkout(tmp_path_factory):
         ".git", ".venv", "runs", "__pycache__", ".*_cache"))
     (folder / ".venv").symlink_to(sys.prefix)
     lamps, price, fog = code_blocks("add-an-environment.md", "python")
-    (own,) = code_blocks("algorithms.md", "python")
-    for name, lines in (("my_algo.py", own), ("lamps.py", lamps),
-                        ("price.py", price), ("fog.py", fog)):
+    (own,), (rooms, *_) = (code_blocks(page, "python") for page in ("algorithms.md", "4-task.md"))
+    for name, lines in (("my_algo.py", own), ("lamps.py", lamps), ("price.py", price),
+                        ("fog.py", fog), ("rooms.py", rooms)):
         with open(folder / name, "a") as file:
             file.write("\n".join([*lines, ""]))
     return folder
