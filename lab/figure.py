@@ -3,13 +3,12 @@
     python -m lab.figure      (or: make figure)
 
 Draws docs/learning.png and docs/pretrained.png from the stored runs (archive.py), and
-docs/boards.png, the images of FrozenLake and Sokoban. algorithm.py draws step.png and row.png in
-docs/: for them a step of a stored run is made again. In each page of `PAGES` it rewrites what stands
-between `<!-- begin NAME -->` and
-`<!-- end NAME -->`, and the episode below each `$ .venv/bin/python -m minragen environments NAME
-SEED`. It makes a notebook of each page of docs/course. tests/test_readme.py checks that the pages
-and the notebooks say what this script would write. pictures.py draws loop.png, memory.png and
-code.png in docs/.
+docs/boards.png, the images of FrozenLake and Sokoban. algorithm.py draws step.png and row.png, for
+which a step of a stored run is made again, and pictures.py loop.png, memory.png and code.png. In
+each page of `PAGES` it rewrites what stands between `<!-- begin NAME -->` and `<!-- end NAME -->`,
+and the episode below each `$ .venv/bin/python -m minragen environments NAME SEED`. It makes a
+notebook of each page of docs/course. tests/test_readme.py checks that the pages and the notebooks
+say what this script would write.
 """
 
 import base64
@@ -19,7 +18,6 @@ import json
 import re
 import textwrap
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 

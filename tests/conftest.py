@@ -26,8 +26,8 @@ for folder in (str(TESTS / "environments"), str(TESTS.parent), ""):
 from minragen.config import ALGOS  # noqa: E402  the loop above finds it
 from minragen.envs import REGISTRY  # noqa: E402
 
-# What the contract is about: boards.py shows two of the ten as images.
-ALL = (*sorted(REGISTRY), "boards:Lake", "boards:Room")
+# What the contract is about: toys.py shows two of the ten as images.
+ALL = (*sorted(REGISTRY), "toys:Lake", "toys:Room")
 
 
 def pytest_ignore_collect(collection_path, config):
@@ -144,7 +144,7 @@ def message(*argv):
 def pytest_addoption(parser):
     parser.addoption("--env", action="append", metavar="NAME",
                      help="environment for the contract tests, as envs.make takes it; may be "
-                          "repeated [every registered one, and the images of boards.py]")
+                          "repeated [every registered one, and the images of toys.py]")
     parser.addoption("--algo", action="append", metavar="NAME",
                      help="preset for the contract of algorithms, as --algo of a training takes "
                           "it; may be repeated [every preset]")

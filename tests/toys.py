@@ -13,6 +13,8 @@ from torch import nn
 
 from minragen.chat import ChatFrame
 from minragen.config import preset
+from minragen.environments.frozenlake import FrozenLake
+from minragen.environments.sokoban import Sokoban
 from minragen.envs import IMAGE, SPLITS, Budget, EnvGroups, Observation, TextEnv
 from minragen.fast.policies import faster
 from minragen.models import Policy
@@ -192,3 +194,15 @@ class Gone(Lottery):
         if answer == self.random_answer(None):
             return super().step(answer)
         raise ConnectionError("no answer")
+
+
+class Lake(FrozenLake):
+    """FrozenLake as images, in the contract of all environments."""
+
+    defaults = FrozenLake.defaults | {"view": "image"}
+
+
+class Room(Sokoban):
+    """Sokoban as images and text, in the same."""
+
+    defaults = Sokoban.defaults | {"view": "image+text"}
