@@ -25,14 +25,16 @@ class KVSlots:
 
     `update` writes a row's new keys after its earlier keys and returns the buffers up to the end of
     the longest row. A shorter row ends in padding, which masks hide until new keys overwrite it.
+    A row's bound is no less than its length: `reserve` adds counts to lengths and the padded q to
+    bounds, and `Policy.extend_in_chunks` makes the two equal again.
 
     A row may also have states: tensors of one size, zero before its first token, which each pass
     replaces, as those of recurrent layers (more/hybrid.py). They move with the row's keys.
 
     FOOTGUN: `new_zeros`, never `new_empty`: a masked key still adds 0 * value, and 0 * nan is nan.
 
-    capacity: tokens a row, rounded up to a multiple of 64. Masks may be that wide (fast/graphs.py),
-        and attention on CUDA copies masks of odd widths (`attention_masks`)
+    capacity: tokens a row, rounded up to a multiple of 64: masks of fast/graphs.py are as wide, and
+        CUDA's attention copies masks of odd widths
     """
 
     def __init__(self, model, rows, capacity):
@@ -40,7 +42,7 @@ class KVSlots:
         self.layers = {}  # layer -> [keys, values], each (rows, heads, capacity, width)
         self.states = {}  # name -> (rows, ...)
         self.lengths = torch.zeros(rows, dtype=torch.int64, device=self.device)
-        # Upper bounds of the lengths, kept on the CPU: reading a length from a GPU waits for it.
+        # On the CPU: to read a length from a GPU would be to wait for it.
         self.bounds = torch.zeros(rows, dtype=torch.int64)
 
     def set_positions(self, positions, filled, rows):
@@ -79,8 +81,8 @@ class KVSlots:
         self.states[name][self._rows] = new
 
     def move_to_front(self, chosen):
-        """Swap slots so that those in `chosen`, a rising list, come first. Returns for each place
-        the slot that was there before: 0 4 2 3 1 if 0 2 4 of five slots are chosen."""
+        """Swap slots so that those in `chosen`, a rising list, come first. Returns the old slot of
+        each new place: 0 4 2 3 1 if 0 2 4 of five slots are chosen."""
         order, kept = list(range(len(self.lengths))), {*chosen}
         gaps = [i for i in range(len(chosen)) if i not in kept]
         fill = [i for i in chosen if i >= len(chosen)]
@@ -150,7 +152,7 @@ def reserve(model, slots, tokens, counts, first_row=0):
         a a a a     4 5         a a a a a a
         b b         2 .         b b b .
 
-    tokens: (n, q) int64, right-padded   counts: (n,) int64, 0 to q; for 0 the result is meaningless
+    tokens: (n, q) int64, right-padded   counts: (n,) int64, 1 to q; 0 in run/proof.py alone
     first_row: or the indices of n slots, (n,) int64 on the CPU
     returns: positions (n, q), masks (of `attention_masks`) and ends (n,), the index of each row's
         last real token among all n * q (here 1 and 2)

@@ -63,7 +63,7 @@ class Policy:
             tokens, counts = (x.to(self.device, non_blocking=True) for x in (
                 pad_sequence(part, batch_first=True), counts))
             logits.append(self.extend(slots, tokens, counts, start))
-        slots.bounds = bounds  # exact again: `cache.reserve` counted padding, too
+        slots.bounds = bounds  # now equal to the lengths again
         return torch.cat(logits)
 
     def logprobs(self, tokens, mask, temperature=1.0):

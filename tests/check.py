@@ -38,9 +38,9 @@ BELOW = {"environments": {"environments"}, "more": {"more"}, "fast": {"fast"},
 # long.
 STORED = {"look/report": {"run.runs"}, "more/api": {"environments.limits", "environments.search"}}
 # What a reader was promised: files, lines at most.
-SIZES = {"the reading list": ("minragen/*.py", 3081), "support/": ("minragen/support/*.py", 650),
+SIZES = {"the reading list": ("minragen/*.py", 3083), "support/": ("minragen/support/*.py", 650),
          "nano.py": ("minragen/nano.py", 200), "rollout.py": ("minragen/rollout.py", 260),
-         "starpo.py": ("minragen/starpo.py", 480), "the package": ("minragen/**/*.py", 14550),
+         "starpo.py": ("minragen/starpo.py", 480), "the package": ("minragen/**/*.py", 14552),
          "the tests": ("tests/**/*.py", 17290)}
 LONGEST = 480  # lines of a file of the reading list
 OPTIONS = 72
