@@ -400,7 +400,7 @@ PAGES = {"README.md": {"pretrained": pretrained_means},
          "docs/running.md": {"log": log_lines},
          "docs/specification.md": {"mutants": mutants_result},
          "docs/pretrained.md": {
-             "means": pretrained_means, "runs": pretrained_table, "recipes": recipe_cards,
+             "runs": pretrained_table, "recipes": recipe_cards,
              "learnt": partial(learnt, "smollm2-frozenlake-s0"),
              "start": partial(start_line, "smollm2-lean-s0")},
          "docs/results.md": {"results": results_table,
