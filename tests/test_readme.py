@@ -15,7 +15,7 @@ from lab.figure import ROOT
 from minragen.config import ALGOS
 
 PAGES = {path.name: path.read_text()
-         for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]}
+         for path in [*(ROOT / "docs").rglob("*.md"), ROOT / "CONTRIBUTING.md", ROOT / "README.md"]}
 
 
 def code_blocks(page, wanted):
