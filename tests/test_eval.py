@@ -244,11 +244,10 @@ class TestCommand:
         assert passes == "pass@1 0.250  pass@2 0.500"
 
     def test_it_measures_a_run_on_the_split_asked_for_as_the_run_measured_itself(
-            self, trained, refused, capsys, monkeypatch):
+            self, trained, refused, capsys):
         (trained / "a").rename(trained / "d")  # a run is where its folder is
         lines = read_lines(trained / "d" / "metrics.jsonl")
         for split, line in (("val", lines[1]), ("test", lines[2])):
-            monkeypatch.setattr("transformers.utils.logging._tqdm_active", True)
             evaluation.main(["--run", "d", "--split", split, "--size", "16"])
             printed, bars = (text.splitlines() for text in capsys.readouterr())
             assert bars == []

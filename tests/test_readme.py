@@ -62,7 +62,7 @@ class TestPages:
         assert accepted >= 20
 
     def test_every_recipe_for_a_configuration_of_ragen_or_vagen_is_accepted(self):
-        recipes = PAGES["from-ragen.md"].partition("## Recipes")[2].partition("\n\nIn the")[0]
+        recipes = PAGES["from-ragen.md"].partition("## Recipes")[2].partition("\n\nBelow,")[0]
         of_all = ""
         for name, cell in re.findall(r"^\| (.*?) \| (`--.*) \|$", recipes, re.MULTILINE):
             for options in re.findall(r"`(--.*?)`", cell):

@@ -229,7 +229,7 @@ class TestRuns:
             command(["play", "sokoban", "--layer", "x"])
         with pytest.raises(SystemExit, match="2"):
             evaluation.main(["--run", "a", "--layer", NOISE])
-        assert "--layer has no effect with --run" in capsys.readouterr().err
+        assert "--layer needs --env" in capsys.readouterr().err
 
     def test_weights_that_were_warmed_up_without_layers_are_not_taken(self, fog):
         """Also if the first demonstrations do not show the layers, as in bandit's only turn."""
