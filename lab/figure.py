@@ -191,8 +191,8 @@ def pretrained_means():
             f"`make train ENV={config.env} MODEL=smollm2`", f"{np.mean(before):.2f}",
             ", ".join(f"{rate:.2f}" for rate in after), str(config.val_size),
             f"{min(took):.0f} to {max(took):.0f}" if len(took) > 1 else f"{took[0]:.0f}"])
-    return table(("command", "after its warm-up, mean", "after RL, seed by seed", "held-out instances",
-                  "minutes on one CPU core"), rows)
+    return table(("command", "after its warm-up, mean", "after RL, seed by seed",
+                  "held-out instances", "minutes on one CPU core"), rows)
 
 
 def recipes():
