@@ -1,6 +1,7 @@
 """The learner computes what rows begin with once, with the numbers of plain full passes of the same
 transformers model."""
 
+import dataclasses
 import itertools
 import random
 import shlex
@@ -11,9 +12,9 @@ import torch
 from test_families import family
 from test_train import played
 
-from minragen import cache
+from minragen import cache, models
 from minragen import train as trainer
-from minragen.fast import graphs, llama, prefix_tree
+from minragen.fast import graphs, head, llama, prefix_tree
 from minragen.fast.llama import attend_to
 from minragen.fast.policies import faster
 from minragen.fast.prefix_tree import hidden_before
@@ -226,6 +227,97 @@ class TestForCUDA:
         monkeypatch.setattr(type(policy), "device", torch.device("cuda"))
         faster(policy)
         assert used == [False]
+
+
+class TestTensorCores:
+    """The output layer of fast/head.py. A CPU computes its products in float32."""
+
+    @pytest.mark.parametrize("chunk", [1, 3, 99])
+    def test_gradients_are_those_of_finite_differences(self, chunk, float64):
+        hidden, weight = torch.randn(7, 5, requires_grad=True), torch.randn(11, 5)
+        given = torch.randint(11, (7,)), 0.7, chunk
+        for learnt in (True, False):  # with LoRA the weight is frozen
+            assert torch.autograd.gradcheck(lambda h, w: head.LogProbs.apply(h, w, *given), (
+                hidden, weight.requires_grad_(learnt)))
+
+    @pytest.mark.parametrize("rows", [1000, 4])
+    def test_numbers_and_gradients_are_as_exact_as_without_it(self, rows, monkeypatch):
+        """Against float64, with the same bfloat16 states and weights, in one chunk and in many."""
+        model = family("Qwen2").model.bfloat16()
+        weight, rng = model.get_output_embeddings().weight, torch.Generator().manual_seed(0)
+        weight.data.normal_(std=0.5, generator=rng)
+        V, D = weight.shape
+        tokens, mask = torch.randint(V, (9, 50), generator=rng), torch.ones(9, 50).bool()
+        mask[:, 0] = mask[4] = False
+        states = torch.randn(int(mask.sum()), D, generator=rng).bfloat16().requires_grad_()
+        costs = torch.randn(2, *mask.shape, generator=rng)[:, mask]
+        monkeypatch.setattr(models, "LOGIT_BUDGET", rows * V)
+        monkeypatch.setattr(head, "LOGITS", rows * V)
+
+        def results(columns, *learnt):
+            total = sum((column * cost).sum() for column, cost in zip(columns, costs))
+            return *columns, *torch.autograd.grad(total, learnt)
+
+        exact = [x.detach().double().requires_grad_() for x in (states, weight)]
+        log_p = (exact[0] @ exact[1].T / 0.7).log_softmax(dim=-1)
+        exact = results((log_p.gather(1, tokens[mask][:, None])[:, 0],
+                         torch.special.entr(log_p.exp()).sum(dim=-1)), *exact)
+        ours, plain = (results([x[mask] for x in function(
+            model, tokens, mask, 0.7, lambda *given: states)], states, weight)
+            for function in (head.token_logprobs, models.token_logprobs))
+        for x, y, right in zip(ours, plain, exact):
+            assert x.dtype == y.dtype
+            assert 0 < (x - right).norm() < 1.001 * (y - right).norm()
+
+    def test_elsewhere_than_on_a_cpu_all_products_are_of_bfloat16_with_float32_results(
+            self, monkeypatch):
+        """Tensors without data show the shapes and types of what a GPU computes."""
+        products, mm = [], torch.mm
+        monkeypatch.setattr(torch, "mm", lambda a, b, **options: (
+            products.append((a.dtype, b.dtype, options)), mm(a, b, **options))[-1])
+        hidden, weight = (torch.empty(n, 5, device="meta", dtype=torch.bfloat16).requires_grad_()
+                          for n in (7, 400))
+        targets = torch.empty(7, device="meta", dtype=torch.int64)
+        columns = head.LogProbs.apply(hidden, weight, targets, 0.7, 3)
+        assert [(x.dtype, x.shape) for x in columns] == [(torch.float32, (7,))] * 2
+        gradients = torch.autograd.grad(sum(columns).sum(), (hidden, weight))
+        assert [(x.dtype, x.shape) for x in gradients] == [
+            (torch.bfloat16, (7, 5)), (torch.bfloat16, (400, 5))]
+        assert products == [(torch.bfloat16, torch.bfloat16, {"out_dtype": torch.float32})] * 12
+
+    def test_between_the_passes_only_numbers_of_states_are_kept(self):
+        hidden, weight = torch.randn(6, 5, requires_grad=True), torch.randn(400, 5)
+        kept = []
+        with torch.autograd.graph.saved_tensors_hooks(kept.append, lambda x: x):
+            head.LogProbs.apply(hidden, weight, torch.zeros(6, dtype=torch.int64), 1.0, 2)
+        assert {x.numel() for x in kept} == {6, 30, 2000}
+
+    def test_it_runs_where_an_output_layer_is_a_bfloat16_product_on_cuda(self, monkeypatch):
+        for name, fits in (("Llama", True), ("GPT-2", True), ("Gemma 2", False),
+                           ("Granite", False)):
+            policy = family(name)
+            policy.model.bfloat16()
+            plain = policy.output_layer, policy.token_logprobs
+            with monkeypatch.context() as context:
+                context.setattr(torch.backends.cuda, "enable_cudnn_sdp", bool)
+                context.setattr(type(policy), "device", torch.device("cuda"))
+                found = faster(policy)
+                usual = faster(dataclasses.replace(policy, model=policy.model.float()))
+            assert (usual.output_layer, usual.token_logprobs) == plain == (None, None)
+            assert (found.output_layer, found.token_logprobs) == (
+                (head.output_layer, head.token_logprobs) if fits else plain)
+
+    def test_a_policy_samples_and_learns_with_it(self):
+        policy, (tokens, mask, _) = family("Llama"), related_rows(1)
+        policy.model.bfloat16()
+        ours = dataclasses.replace(policy, output_layer=head.output_layer,
+                                   token_logprobs=head.token_logprobs)
+        slots, other = (cache.KVSlots(policy.model, len(tokens), 64) for _ in range(2))
+        counts = torch.full((len(tokens),), tokens.shape[1])
+        assert ours.extend(slots, tokens, counts).equal(policy.extend(other, tokens, counts))
+        for x, y in zip(ours.logprobs(tokens, mask, 0.7), policy.logprobs(tokens, mask, 0.7)):
+            assert x.dtype == torch.float32 and torch.allclose(x, y, atol=1e-6)
+            assert not x[~mask].any()
 
 
 class TestGraphs:

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from minragen.cache import rounded_up
+from minragen.fast import head
 from minragen.models import LOGIT_BUDGET
 from minragen.run.groups import env_groups, most_turns
 
@@ -74,6 +75,7 @@ def _sizes(policy, config, processes):
     return SimpleNamespace(
         width=model.dtype.itemsize,
         head=4 * c.vocab_size * c.hidden_size * (model.dtype.itemsize < 4),
+        chunk=head.LOGITS if policy.token_logprobs else LOGIT_BUDGET,
         vocab=c.vocab_size, layers=c.num_hidden_layers,
         hidden=c.hidden_size, queries=heads * head_dim,
         keys=2 * head_dim * (getattr(c, "num_key_value_heads", None) or heads),  # and values
@@ -100,8 +102,9 @@ def _update(n, config, trained):
     # of attention, queries twice, keys and values of the parts, and four results of the MLP.
     layer = 16 * n.hidden + n.width * (2 * n.hidden + 3 * n.queries + n.keys + 4 * n.inner)
     kept = (n.tokens * (n.layers - 1) + n.in_loss) * layer  # the last layer has few queries
-    # Five copies, for logprob and entropy, and perhaps a float32 copy of the output layer.
-    logits = 20 * min(n.in_loss * n.vocab, LOGIT_BUDGET) + n.head
+    # Five copies, for logprob and entropy; and of a bfloat16 output layer a copy or its gradient in
+    # float32.
+    logits = 20 * min(n.in_loss * n.vocab, n.chunk) + n.head
     if config.activation_checkpointing:  # a layer is computed again when the logits are gone
         again = n.tokens * (layer + 2 * n.inner * n.width)
         kept = n.tokens * n.layers * n.hidden * n.width + max(0, again - logits)
