@@ -40,6 +40,8 @@ class Policy:
     last_hidden: Callable = cache.last_hidden  # runs the decoder in a rollout
     hidden_before: Callable = cache.hidden_before  # runs the decoder in an update
     micro_batches: Callable = cache.micro_batches  # divides the rows of an update
+    output_layer: Callable | None = None  # None: the function below
+    token_logprobs: Callable | None = None  # None: the function below
     image_store = None  # in more/vision.py: the images that it sees
 
     @property
@@ -50,7 +52,7 @@ class Policy:
         """Append counts[i] ids of row i of `tokens` to slot first_row + i (see `cache.reserve`).
         Returns the logits (n, V) after the last id of each row. tokens: (n, q)      counts: (n,)"""
         hidden = self.last_hidden(self.model, slots, tokens, counts, first_row)
-        return output_layer(self.model, hidden)
+        return (self.output_layer or output_layer)(self.model, hidden)
 
     def extend_in_chunks(self, slots, fresh, token_budget, first_row=0):
         """`extend` in chunks of `token_budget` padded ids; fresh[i] goes to slot first_row + i."""
@@ -68,7 +70,8 @@ class Policy:
 
     def logprobs(self, tokens, mask, temperature=1.0):
         """`token_logprobs` of this model."""
-        return token_logprobs(self.model, tokens, mask, temperature, self.hidden_before)
+        function = self.token_logprobs or token_logprobs
+        return function(self.model, tokens, mask, temperature, self.hidden_before)
 
     def begin_rollout(self):
         """Called before episodes are played: more/vision.py forgets the images of earlier ones."""

@@ -1,6 +1,7 @@
 """The learner computes what rows begin with once, with the numbers of plain full passes of the same
 transformers model."""
 
+import dataclasses
 import itertools
 import random
 import shlex
@@ -11,9 +12,9 @@ import torch
 from test_families import family
 from test_train import played
 
-from minragen import cache
+from minragen import cache, models
 from minragen import train as trainer
-from minragen.fast import graphs, llama, prefix_tree
+from minragen.fast import graphs, head, llama, prefix_tree
 from minragen.fast.llama import attend_to
 from minragen.fast.policies import faster
 from minragen.fast.prefix_tree import hidden_before
@@ -41,7 +42,65 @@ def related_rows(seed):
             torch.tensor([m + [False] * (longest - len(m)) for m in masks]), lengths)
 
 
+def tree_of_lists(rows, masked, most):
+    """What PrefixTree computes, in lists: a node is a prefix, numbered in the order of the sorted
+    rows. masked: the places of each row's masked tokens    most: pairs of a part, as PAIRS
+    """
+    rows = [row[:max(places, default=0)] for row, places in zip(rows, masked)]
+    number, paths, new = {}, [None] * len(rows), []
+    for row in sorted(range(len(rows)), key=rows.__getitem__):
+        first = len(number)
+        paths[row] = [number.setdefault((*rows[row][:end],), len(number))
+                      for end in range(1, len(rows[row]) + 1)]
+        new.append((paths[row], [p for p, node in enumerate(paths[row]) if node >= first]))
+    before = [path[p - 1] for path, places in zip(paths, masked) for p in places]
+    wanted = sorted({*before})
+    few = [(path, [p for p in positions if path[p] in wanted]) for path, positions in new]
+    return ([ids[-1] for ids in number], [len(ids) - 1 for ids in number], wanted,
+            [wanted.index(node) for node in before],
+            parts_of_lists(new, [*number.values()], most), parts_of_lists(few, wanted, most))
+
+
+def parts_of_lists(rows, asking, most):
+    """Queries, keys, masks and real results of each part, and where each query's result stands.
+
+    rows: [(path, positions with a query)]      asking: the nodes with a query
+    """
+    rows = sorted((row for row in rows if row[1]), key=lambda row: -len(row[1]))
+    parts, order, together = [], [], []
+    for path, positions in rows:
+        together.append((path, positions))
+        order += [asking.index(path[p]) for p in positions]
+        q, k = len(together[0][1]), 1 + max(places[-1] for _, places in together)
+        if (path, positions) == rows[-1] or len(together) * q * max(
+                len(path) for path, _ in together) > most:
+            padded = [places + places[-1:] * (q - len(places)) for _, places in together]
+            parts.append((
+                [[asking.index(path[p]) for p in places]
+                 for places, (path, _) in zip(padded, together)],
+                [path[:k] + [0] * (k - len(path)) for path, _ in together],
+                [[[key <= p for key in range(k)] for p in places] for places in padded],
+                [i * q + j for i, (_, places) in enumerate(together) for j in range(len(places))]))
+            together = []
+    return parts, [order.index(query) for query in range(len(order))]
+
+
 class TestPrefixTree:
+    @pytest.mark.parametrize("most", [30, 99, 400, 2**18])
+    def test_nodes_paths_and_parts_are_those_of_plain_lists(self, most, monkeypatch):
+        decoder = family("Llama").model.base_model
+        monkeypatch.setitem(prefix_tree.PAIRS, "cpu", most)
+        for seed in range(50):
+            tokens, mask, _ = related_rows(seed)
+            tree = prefix_tree.PrefixTree(decoder, tokens, mask)
+            ours = [x.tolist() for x in (tree.tokens, tree.positions, tree.wanted, tree.state_of)]
+            for parts, order in (tree._parts, tree._last_parts):
+                ours.append(([(part.queries.tolist(), part.keys.tolist(),
+                               part.masks.eq(0)[:, 0].tolist(), part.real.tolist())
+                              for part in parts], order.tolist()))
+            assert (*ours,) == tree_of_lists(tokens.tolist(), [
+                row.nonzero()[:, 0].tolist() for row in mask], most)
+
     @pytest.mark.parametrize("name", LEAN)
     def test_logprobs_values_and_gradients_are_those_of_a_plain_full_pass(
             self, name, float64, monkeypatch):
@@ -168,6 +227,99 @@ class TestForCUDA:
         monkeypatch.setattr(type(policy), "device", torch.device("cuda"))
         faster(policy)
         assert used == [False]
+
+
+class TestTensorCores:
+    """The output layer of fast/head.py. A CPU computes its products in float32."""
+
+    @pytest.mark.parametrize("chunk", [1, 3, 99])
+    def test_gradients_are_those_of_finite_differences(self, chunk, float64):
+        hidden, weight = torch.randn(7, 5, requires_grad=True), torch.randn(11, 5)
+        given = torch.randint(11, (7,)), 0.7, chunk
+        for learnt in (True, False):  # with LoRA the weight is frozen
+            assert torch.autograd.gradcheck(lambda h, w: head.LogProbs.apply(h, w, *given), (
+                hidden, weight.requires_grad_(learnt)))
+
+    @pytest.mark.parametrize("device", ["cpu", *["cuda"] * torch.cuda.is_available()])
+    @pytest.mark.parametrize("rows", [1000, 4])
+    def test_numbers_and_gradients_are_as_exact_as_without_it(self, device, rows, monkeypatch):
+        """Against float64, with the same bfloat16 states and weights, in one chunk and in many."""
+        model = family("Qwen2").model.bfloat16()
+        rng, (V, D) = torch.Generator().manual_seed(0), model.get_output_embeddings().weight.shape
+        model.get_output_embeddings().weight.data.normal_(std=0.5, generator=rng)
+        tokens, mask = torch.randint(V, (9, 50), generator=rng), torch.ones(9, 50).bool()
+        mask[:, 0] = mask[4] = False
+        states = torch.randn(int(mask.sum()), D, generator=rng).bfloat16()
+        costs = torch.randn(2, len(states), generator=rng).to(device)
+        model, tokens, mask = model.to(device), tokens.to(device), mask.to(device)
+        states, weight = states.to(device).requires_grad_(), model.get_output_embeddings().weight
+        monkeypatch.setattr(models, "LOGIT_BUDGET", rows * V)
+        monkeypatch.setattr(head, "LOGITS", rows * V)
+
+        def results(columns, *learnt):
+            total = sum((column * cost).sum() for column, cost in zip(columns, costs))
+            return *columns, *torch.autograd.grad(total, learnt)
+
+        exact = [x.detach().double().requires_grad_() for x in (states, weight)]
+        log_p = (exact[0] @ exact[1].T / 0.7).log_softmax(dim=-1)
+        exact = results((log_p.gather(1, tokens[mask][:, None])[:, 0],
+                         torch.special.entr(log_p.exp()).sum(dim=-1)), *exact)
+        ours, plain = (results([x[mask] for x in function(
+            model, tokens, mask, 0.7, lambda *given: states)], states, weight)
+            for function in (head.token_logprobs, models.token_logprobs))
+        for x, y, right in zip(ours, plain, exact):
+            assert x.dtype == y.dtype
+            assert 0 < (x - right).norm() < 1.001 * (y - right).norm() + 1e-6 * right.norm()
+
+    def test_elsewhere_than_on_a_cpu_all_products_are_of_bfloat16_with_float32_results(
+            self, monkeypatch):
+        """Tensors without data show the shapes and types of what a GPU computes."""
+        products, mm = [], torch.mm
+        monkeypatch.setattr(torch, "mm", lambda a, b, **options: (
+            products.append((a.dtype, b.dtype, options)), mm(a, b, **options))[-1])
+        hidden, weight = (torch.empty(n, 5, device="meta", dtype=torch.bfloat16).requires_grad_()
+                          for n in (7, 400))
+        targets = torch.empty(7, device="meta", dtype=torch.int64)
+        columns = head.LogProbs.apply(hidden, weight, targets, 0.7, 3)
+        assert [(x.dtype, x.shape) for x in columns] == [(torch.float32, (7,))] * 2
+        gradients = torch.autograd.grad(sum(columns).sum(), (hidden, weight))
+        assert [(x.dtype, x.shape) for x in gradients] == [
+            (torch.bfloat16, (7, 5)), (torch.bfloat16, (400, 5))]
+        assert products == [(torch.bfloat16, torch.bfloat16, {"out_dtype": torch.float32})] * 12
+
+    def test_between_the_passes_only_numbers_of_states_are_kept(self):
+        hidden, weight = torch.randn(6, 5, requires_grad=True), torch.randn(400, 5)
+        kept = []
+        with torch.autograd.graph.saved_tensors_hooks(kept.append, lambda x: x):
+            head.LogProbs.apply(hidden, weight, torch.zeros(6, dtype=torch.int64), 1.0, 2)
+        assert {x.numel() for x in kept} == {6, 30, 2000}
+
+    def test_it_runs_where_an_output_layer_is_a_bfloat16_product_on_cuda(self, monkeypatch):
+        for name, fits in (("Llama", True), ("GPT-2", True), ("Gemma 2", False),
+                           ("Granite", False)):
+            policy = family(name)
+            policy.model.bfloat16()
+            plain = policy.output_layer, policy.token_logprobs
+            with monkeypatch.context() as context:
+                context.setattr(torch.backends.cuda, "enable_cudnn_sdp", bool)
+                context.setattr(type(policy), "device", torch.device("cuda"))
+                found = faster(policy)
+                usual = faster(dataclasses.replace(policy, model=policy.model.float()))
+            assert (usual.output_layer, usual.token_logprobs) == plain == (None, None)
+            assert (found.output_layer, found.token_logprobs) == (
+                (head.output_layer, head.token_logprobs) if fits else plain)
+
+    def test_a_policy_samples_and_learns_with_it(self):
+        policy, (tokens, mask, _) = family("Llama"), related_rows(1)
+        policy.model.bfloat16()
+        ours = dataclasses.replace(policy, output_layer=head.output_layer,
+                                   token_logprobs=head.token_logprobs)
+        slots, other = (cache.KVSlots(policy.model, len(tokens), 64) for _ in range(2))
+        counts = torch.full((len(tokens),), tokens.shape[1])
+        assert ours.extend(slots, tokens, counts).equal(policy.extend(other, tokens, counts))
+        for x, y in zip(ours.logprobs(tokens, mask, 0.7), policy.logprobs(tokens, mask, 0.7)):
+            assert x.dtype == torch.float32 and torch.allclose(x, y, atol=1e-6)
+            assert not x[~mask].any()
 
 
 class TestGraphs:

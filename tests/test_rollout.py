@@ -167,8 +167,8 @@ class TestCaching:
 
     @pytest.mark.parametrize("owner, function, wrong", [
         (llama, "_rotate", lambda right, x, cos, sin: right(x, cos, -sin)),
-        (prefix_tree, "neighbours", lambda right, rows: (
-            right(rows)[0], [n + (n > 1) for n in right(rows)[1]])),
+        (prefix_tree, "neighbours", lambda right, *rows: (
+            right(*rows)[0], right(*rows)[1] + (right(*rows)[1] > 1))),
         (cache.KVSlots, "update", lambda right, self, keys, values, layer: right(
             self, values, keys, layer)),
         (models, "output_layer", lambda right, *given: right(*given).roll(1, -1)),

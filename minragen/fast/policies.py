@@ -15,7 +15,8 @@ from minragen.fast import llama, prefix_tree
 
 def faster(policy, attention=""):
     """The policy with the quickest way to run its model: in Llama's family without padding, with
-    beginnings that rows share computed once, and on a GPU with decode steps as graphs.
+    beginnings that rows share computed once, and on a GPU with decode steps as graphs and the
+    output layer on tensor cores.
 
     attention: transformers' implementation for the learner's passes, such as flash_attention_2;
         empty: ours where it applies
@@ -23,10 +24,14 @@ def faster(policy, attention=""):
     """
     run = llama.last_hidden
     if policy.device.type == "cuda":
+        from minragen.fast import head
         from minragen.fast.graphs import last_hidden as run
 
         # cuDNN plans each new shape for 50 ms; hardly any repeats.
         torch.backends.cuda.enable_cudnn_sdp(False)
+        if head.fits(policy.model):
+            policy = replace(policy, output_layer=head.output_layer,
+                             token_logprobs=head.token_logprobs)
     ours = type(policy.model.base_model).__name__ in llama.FAMILY
     if attention:
         set_attention(policy, attention)

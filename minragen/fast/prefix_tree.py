@@ -11,10 +11,9 @@ Axes: B rows, T tokens, N nodes, M queries of the last layer, D hidden size.
 Tests: `python -m pytest tests/test_attention.py`.
 """
 
-from itertools import accumulate, pairwise
-from os.path import commonprefix
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,9 +25,9 @@ PAIRS = {"cpu": 2**18}  # of queries and keys in one attention call; on an accel
 
 def hidden_before(decoder, tokens, mask):
     """Last hidden states (N, D) at the positions before the masked tokens, as in cache.py."""
+    if not mask.any():
+        return decoder.embed_tokens(tokens[mask])
     tree = PrefixTree(decoder, tokens, mask)
-    if not len(tree.tokens):  # nothing is masked
-        return decoder.embed_tokens(tree.tokens)
     states = decode(decoder, tree.tokens, tree.positions, tree.attend, tree.wanted)
     return states.index_select(0, tree.state_of)
 
@@ -53,7 +52,8 @@ class PrefixTree:
         b    5 6 9      a 5 6 7 8  1 2 3 4              a  1 2 3 4
         c    4          b 5 6 9    5                    b  1 2 5
 
-    Six nodes in place of eight ids; nodes 1 and 2 are computed for both a and b.
+    Six nodes in place of eight ids; nodes 1 and 2 are computed for both a and b. In a column, the
+    node of a path is the last new one so far: b takes 1 and 2 from a.
 
     tokens, positions: (N,) of the nodes      wanted: (M,) nodes whose last state is wanted
     state_of: for each masked token, the index in `wanted` of the node before it
@@ -61,24 +61,27 @@ class PrefixTree:
 
     def __init__(self, decoder, tokens, mask):
         self._decoder, self._device = decoder, tokens.device
-        masked = [[p for p, m in enumerate(row) if m] for row in mask.tolist()]
+        ids, masked = tokens.cpu().numpy(), mask.cpu().numpy()
+        columns = np.arange(ids.shape[1])
         # The last masked token is only predicted: it and what follows need no state.
-        rows = [ids[:max(places, default=0)] for ids, places in zip(tokens.tolist(), masked)]
-        paths, new, ids, path = [None] * len(rows), [], [], []
-        for row, shared in zip(*neighbours(rows)):
-            path = [*path[:shared], *range(len(ids), len(ids) + len(rows[row]) - shared)]
-            paths[row] = path
-            new.append((path, range(shared, len(path))))  # the positions of its new nodes
-            ids += rows[row][shared:]
-        before = [path[p - 1] for path, places in zip(paths, masked) for p in places]
-        number = {node: i for i, node in enumerate(sorted(set(before)))}
-        self.tokens, self.wanted = self._tensor(ids), self._tensor(list(number))
-        self.positions = self._tensor([p for _, positions in new for p in positions])
-        self.state_of = self._tensor([number[node] for node in before])
+        ends = (masked * columns).max(axis=1)
+        order, shared = neighbours(ids, ends)
+        self._ends = ends[order]  # from here on all rows are sorted
+        inside = columns < self._ends[:, None]
+        new = inside & (columns >= shared[:, None])
+        nodes = new * (new.cumsum().reshape(new.shape) - 1)
+        self._paths = np.maximum.accumulate(nodes, axis=0) * inside  # (B, T), 0 after the ends
+        before = np.empty_like(self._paths)
+        before[order, 1:] = self._paths[:, :-1]
+        before = before[masked]
+        wanted = np.zeros(new.sum(), dtype=bool)
+        wanted[before] = True
+        self.tokens, self.positions = self._tensor(ids[order][new]), self._tensor(_columns(new))
+        self.wanted = self._tensor(wanted.nonzero()[0])
+        self.state_of = self._tensor(wanted.cumsum()[before] - 1)
+        self._parts = self._cut(new)
         # In the last layer only the wanted nodes have queries.
-        few = [(path, [p for p in positions if path[p] in number]) for path, positions in new]
-        self._parts = self._cut(new, range(len(ids)))
-        self._last_parts = self._cut(few, number)
+        self._last_parts = self._cut(new & wanted[self._paths])
 
     def attend(self, layer, queries, keys, values, scale):
         """Attention of one layer, as `llama.decode` asks for it."""
@@ -93,51 +96,66 @@ class PrefixTree:
             results.append(out.transpose(1, 2).flatten(0, 1).index_select(0, part.real))
         return torch.cat(results).index_select(0, order)
 
-    def _cut(self, rows, number):
+    def _cut(self, asks):
         """Split the attention of a layer into Parts of rows of similar length, to waste little on
         padding. Returns them, and where the result of each query stands among all of theirs.
 
-        rows: [(path, positions with a query)]      number: node -> number of its query
+        asks: (B, T) bool, whether the node there is new and has a query
         """
-        rows = sorted((row for row in rows if row[1]), key=lambda row: -len(row[1]))
-        parts, together = [], []
-        for row in rows:
-            together.append(row)
-            pairs = len(together) * len(together[0][1]) * max(len(path) for path, _ in together)
-            if row is rows[-1] or pairs > PAIRS.get(self._device.type, 2**24):
-                parts.append(self._part(together, number))
-                together = []
-        order = [number[path[p]] for path, positions in rows for p in positions]
-        return parts, self._tensor(order).argsort()
+        counts, places = asks.sum(axis=1), _columns(asks)
+        firsts = counts.cumsum() - counts
+        rows = (-counts).argsort(kind="stable")[:np.count_nonzero(counts)]
+        queries, keys = counts[rows].tolist(), self._ends[rows].tolist()
+        parts, start = [], 0
+        for end in range(1, len(rows) + 1):
+            pairs = (end - start) * queries[start] * max(keys[start:end])
+            if end == len(rows) or pairs > PAIRS.get(self._device.type, 2**24):
+                parts.append(self._part(rows[start:end], firsts, counts, places))
+                start = end
+        order = torch.cat([part.queries.flatten()[part.real] for part in parts])
+        numbers = torch.arange(len(order), device=self._device)
+        return parts, torch.empty_like(order).scatter_(0, order, numbers)  # a quicker argsort
 
-    def _part(self, rows, number):
-        """The Part of some rows, given and numbered as for `_cut`."""
-        q = max(len(positions) for _, positions in rows)
-        k = 1 + max(positions[-1] for _, positions in rows)
-        padded = [[*positions, *[positions[-1]] * (q - len(positions))] for _, positions in rows]
-        position, places = self._tensor(padded), torch.arange(k, device=self._device)[None]
-        visible = places[:, None, None] <= position[:, None, :, None]
+    def _part(self, rows, firsts, counts, places):
+        """The Part of some rows, the one with most queries first.
+
+        firsts, counts: (B,) the number of a row's first query, how many it has
+        places: of all queries, their positions
+        """
+        firsts, counts = firsts[rows, None], counts[rows, None]
+        columns = np.arange(counts[0, 0])
+        queries = firsts + np.minimum(columns, counts - 1)
+        k = 1 + places[queries].max()
+        position, keys = self._tensor(places[queries]), torch.arange(k, device=self._device)[None]
+        visible = keys[:, None, None] <= position[:, None, :, None]
         return Part(
-            queries=self._tensor([[number[path[p]] for p in positions]
-                                  for positions, (path, _) in zip(padded, rows)]),
-            keys=self._tensor([[*path[:k], *[0] * (k - len(path))] for path, _ in rows]),
-            masks=attention_masks(self._decoder, visible, position, places),
-            real=self._tensor([i * q + j for i, (_, positions) in enumerate(rows)
-                               for j in range(len(positions))]))
+            queries=self._tensor(queries), keys=self._tensor(self._paths[rows, :k]),
+            masks=attention_masks(self._decoder, visible, position, keys),
+            real=self._tensor(np.flatnonzero(columns < counts)))
 
     def _tensor(self, numbers):
-        return torch.tensor(numbers, dtype=torch.int64).to(self._device, non_blocking=True)
+        return torch.tensor(numbers).to(self._device, non_blocking=True)
 
 
-def neighbours(rows):
+def _columns(places):
+    """The columns of the true places of a matrix, row after row."""
+    return np.flatnonzero(places) % places.shape[1]
+
+
+def neighbours(ids, ends):
     """The order in which rows with equal beginnings are neighbours, and how many ids each row has
-    in common with the one before it. rows: lists of ids
+    in common with the one before it. ids: (B, T), of which each row has those before its end
 
-    >>> neighbours([[1, 2, 3], [5, 6], [1, 2, 4, 7]])
-    ([0, 2, 1], [0, 2, 0])
+    >>> neighbours(np.array([[1, 2, 3, 0], [5, 6, 0, 0], [1, 2, 4, 7]]), np.array([3, 2, 4]))
+    (array([0, 2, 1]), array([0, 2, 0]))
     """
-    order = sorted(range(len(rows)), key=rows.__getitem__)
-    return order, [0, *(len(commonprefix([rows[a], rows[b]])) for a, b in pairwise(order))]
+    # Highest byte first, bytes are sorted as the ids are.
+    keys = [row[:end].tobytes() for row, end in zip(ids.astype(">i8"), ends)]
+    order = np.array(sorted(range(len(ids)), key=keys.__getitem__), dtype=int)
+    rows, ends = ids[order], ends[order]
+    equal = (rows[1:] == rows[:-1]) & (
+        np.arange(ids.shape[1]) < np.minimum(ends[1:], ends[:-1])[:, None])
+    return order, np.append(0, np.logical_and.accumulate(equal, axis=1).sum(axis=1))
 
 
 def micro_batches(tokens, lengths, token_budget, rank=0, size=1):
@@ -146,17 +164,18 @@ def micro_batches(tokens, lengths, token_budget, rank=0, size=1):
 
     Processes get stretches of the tree with about as many nodes each.
     """
-    rows = [ids[:n] for ids, n in zip(tokens.tolist(), lengths.tolist())]
-    order, common = neighbours(rows)
-    ends = list(accumulate(len(rows[row]) - begin for row, begin in zip(order, common)))
+    lengths = lengths.cpu().numpy()
+    order, common = neighbours(tokens.cpu().numpy(), lengths)
+    lengths = lengths[order]
+    ends = (lengths - common).cumsum()
     parts, nodes = [], 0
-    for row, begin, end in zip(order, common, ends):
-        own = len(rows[row]) - begin
+    for row, length, begin, end in zip(*(x.tolist() for x in (order, lengths, common, ends))):
+        own = length - begin
         if min(int((end - own / 2) / ends[-1] * size), size - 1) != rank:
             continue
         if not parts or nodes + own > token_budget:
             parts.append([])
-            nodes, own = 0, len(rows[row])
+            nodes, own = 0, length
         parts[-1].append(row)
         nodes += own
     return [torch.tensor(part).to(tokens.device, non_blocking=True) for part in parts]

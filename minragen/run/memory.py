@@ -78,10 +78,14 @@ def _sizes(policy, config, processes):
         from minragen.more.hybrid import sizes
 
         keyed, states = sizes(policy)
+    chunk = LOGIT_BUDGET
+    if policy.token_logprobs:
+        from minragen.fast.head import LOGITS as chunk
+
     return SimpleNamespace(
         width=model.dtype.itemsize,
         head=4 * c.vocab_size * c.hidden_size * (model.dtype.itemsize < 4),
-        vocab=c.vocab_size, layers=c.num_hidden_layers, keyed=keyed, states=states,
+        chunk=chunk, vocab=c.vocab_size, layers=c.num_hidden_layers, keyed=keyed, states=states,
         hidden=c.hidden_size, queries=heads * head_dim,
         keys=2 * head_dim * (getattr(c, "num_key_value_heads", None) or heads),  # and values
         inner=inner if isinstance(inner, int) else 4 * c.hidden_size,  # GPT-2, OPT
@@ -107,8 +111,9 @@ def _update(n, config, trained):
     # of attention, queries twice, keys and values of the parts, and four results of the MLP.
     layer = 16 * n.hidden + n.width * (2 * n.hidden + 3 * n.queries + n.keys + 4 * n.inner)
     kept = (n.tokens * (n.layers - 1) + n.in_loss) * layer  # the last layer has few queries
-    # Five copies, for logprob and entropy, and perhaps a float32 copy of the output layer.
-    logits = 20 * min(n.in_loss * n.vocab, LOGIT_BUDGET) + n.head
+    # Five copies, for logprob and entropy; and of a bfloat16 output layer a copy or its gradient in
+    # float32.
+    logits = 20 * min(n.in_loss * n.vocab, n.chunk) + n.head
     if config.activation_checkpointing:  # a layer is computed again when the logits are gone
         again = n.tokens * (layer + 2 * n.inner * n.width)
         kept = n.tokens * n.layers * n.hidden * n.width + max(0, again - logits)

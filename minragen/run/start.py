@@ -12,6 +12,8 @@ Most of the reading list runs as one reads it. These functions have others in th
                             fast/graphs.py           the same, on CUDA          test_rows.py
     cache.hidden_before,    fast/prefix_tree.py      Llama's family, without    test_attention.py
     cache.micro_batches                              --attention
+    models.output_layer,    fast/head.py             bfloat16 on CUDA           test_attention.py
+    models.token_logprobs
     EnvGroups: one row      run/groups.py: threads   environments that wait     test_envs.py
     after the other
     train.World: alone      run/distributed.py       --nproc, torchrun          test_distributed.py
