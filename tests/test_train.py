@@ -305,8 +305,8 @@ class TestPlain:
     # In float64: the rounding of float32 would now and then choose another token, by processor.
     # Adam divides a gradient by its size, so rounding decides where a weight moves whose gradient
     # is almost 0: by up to lr.
-    STEPS = shlex.split("--num-groups 2 --group-size 4 --mini-batch 4 --val-size 1 --filter none "
-                        "--diagnose-every 0 --max-rows 5 --lr 1e-5 --plain")
+    STEPS = shlex.split("--num-groups 2 --group-size 2 --mini-batch 2 --val-size 1 --filter none "
+                        "--diagnose-every 0 --max-rows 3 --lr 1e-5 --plain")
 
     def three_steps(self, env, plain):
         """Which functions run, the trajectories of three steps, and the weights after them."""
