@@ -11,7 +11,7 @@ The update computes the logprobs of its own weights first, from which PPO's rati
 `--tis-cap` weights each token by p(token) now over p(token) when it was sampled; without it old
 samples are treated as fresh ones.
 
-Tests: `python -m pytest tests/test_stale.py`.
+Tests: `python -m pytest tests/test_distil.py`.
 """
 
 from contextlib import contextmanager
