@@ -86,8 +86,7 @@ class ChatFrame:
     def next_prompt_ids(self, last_id, observation):
         """Ids from the end of a reply, whose last id is `last_id`, through the next forced prefix.
 
-        A reply that was cut short lacks the end-of-turn id. Then the prompt supplies it, outside
-        the loss.
+        A reply that stopped without the end-of-turn id gets it from the prompt, outside the loss.
         """
         ids = self._prompt(self.encode, self.template.after_reply, observation)
         ended = last_id is not None and last_id == self.end_of_turn

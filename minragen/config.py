@@ -278,7 +278,7 @@ def check(config):
         if not RUN_NAME.fullmatch(name):
             raise ValueError(f"bad run name {name!r}: expected up to 100 letters, digits and -_.+=")
     check_together(config, base)
-    typed.parse_mixture(",".join(env_names(config)), config.val_size, REGISTRY)  # divides it, too
+    typed.parse_mixture(",".join(env_names(config)), config.val_size, REGISTRY)  # divides val_size
 
 
 # ---- The environments of a Config ----------------------------------------------------------------

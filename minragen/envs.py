@@ -77,8 +77,8 @@ class TextEnv(gymnasium.Env):
 
     One `step` is one *turn*: the text inside `<answer>` is split on `||` if `multi_action` is True,
     each piece is matched against `actions` ignoring case, and the pieces run until one ends the
-    episode. Pieces over a limit of the budget are dropped silently. An invalid piece counts for the
-    turn's limit, not for the episode's. An environment writes `instruction`, `_reset`, `_act`,
+    episode. Pieces over a limit of the budget are dropped silently. An invalid piece takes a place
+    in its turn, but is not executed. An environment writes `instruction`, `_reset`, `_act`,
     `render`, `solve`, and what else it likes.
 
     info: `success` and `valid`, 0.0 or 1.0; `effective`, the share of executed actions that changed
@@ -118,7 +118,7 @@ class TextEnv(gymnasium.Env):
         self.render_mode = render_mode
         self.observation_space, self.action_space = text_space(), text_space()
         self._live = False
-        self.outermost_layer = None  # its _act, image, render_text run (environments/layers.py)
+        self.outermost_layer = None  # whose _act, image, render_text run (environments/layers.py)
 
     # -- what an environment writes --------------------------------------------------------------
 
@@ -187,7 +187,7 @@ class TextEnv(gymnasium.Env):
 
     @property
     def system_prompt(self):
-        """Instruction, action names and budget: everything the model is told once."""
+        """Instruction, action names, budget: the environment's part of what is told once."""
         b, said = self.budget, []
         fewer = f" and {b.max_actions} actions" if b.max_actions < b.max_turns else ""
         if self.actions:

@@ -57,7 +57,7 @@ def arguments(argv):
 
 
 def add_shared_options(parser):
-    """Add the options of `minragen play`, too: which instances, and how they are played."""
+    """Add the options shared with `minragen play`: which instances, and how they are played."""
     parser.add_argument("--split", default="test", metavar="{" + ",".join(SPLITS) + "}",
                         help="which instances [test]")
     parser.add_argument("--set", default="",

@@ -29,7 +29,7 @@ LOGIT_BUDGET = 2**24  # elements of one (chunk, V) block of logits: 64 MiB in fl
 class Policy:
     """A causal language model with its tokenizer.
 
-    The functions of cache.py run any decoder of transformers; those of fast/ do so with less work.
+    The functions of cache.py run any decoder of transformers; those of fast/ some, with less work.
     """
 
     name: str  # what messages call it
@@ -146,7 +146,7 @@ class Critic(nn.Module):
     """A copy of the policy's decoder with a scalar head in place of the output layer.
 
     V_t is read at position t-1, the state before token t is chosen, as for logprobs. The head
-    starts at zero, so the first advantages are the plain returns and not noise.
+    starts at zero, so the first advantages come from rewards and not from noise.
     """
 
     def __init__(self, policy):

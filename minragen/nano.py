@@ -144,7 +144,7 @@ def add_token(frame, episode, token, logprob):
 
 
 def held_out_success(policy, frame):
-    """The share of episodes won from heaps of 6, 7 or 11, which `split_of` keeps from training."""
+    """The share won of episodes that begin with 6, 7 or 11 matches, as none does in training."""
     episodes = collect(policy, frame, "test", 0, HELD_OUT_SIZE, 1, HELD_OUT_TEMPERATURE)
     return sum(e.episode_return > 0 for e in episodes) / len(episodes)  # only a win pays
 

@@ -107,7 +107,7 @@ class Conversation:
     """A conversation, and the reply that is being sampled."""
 
     trajectory: Trajectory
-    slot: int = -1  # its slot between replies; while sampling, its index in `rows`
+    slot: int = -1  # its slot between replies; while sampling not up to date: rows[i] has slot i
     cached: int = 0  # how many of its ids are in the slot between replies
     # -- the reply that is being sampled
     ids: list = field(default_factory=list)

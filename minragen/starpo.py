@@ -25,7 +25,7 @@ AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum",
                 "seq-mean-token-sum-norm")
 LOG_RATIO_LIMIT = 20.0  # |log ratio| is clamped to it before exp, so a freak token cannot be inf
 ZERO = 1e-10  # a reward std that is no larger counts as 0
-# A std of at most this share of its group's largest |x| is rounding; so is an advantage of less.
+# A std up to this share of its group's largest |x| is rounding, and so is an advantage up to it.
 ROUNDING = 1e-6
 VALUE_CLIP = 0.5  # how far one update may move a value
 
@@ -283,7 +283,7 @@ def _from_the_end(x, decay):
 
     By doubling: if y_t is the sum over the w steps from t on, and d_t the product of their decays,
         y_t <- y_t + d_t * y_{t+w},    d_t <- d_t * d_{t+w}
-    are those of 2w steps: a thousand tokens take ten passes over (B, T). No gradient flows.
+    are those of 2w steps: a thousand tokens take ten passes over (B, T). Not for autograd.
 
     >>> _from_the_end(torch.ones(1, 3), torch.full((1, 3), 0.5)).tolist()
     [[1.75, 1.5, 1.0]]
@@ -349,8 +349,8 @@ def cispo_loss(logprobs, old_logprobs, advantages, clip_low, clip_high):
     """CISPO (MiniMax-M1 2025, eq. 4): REINFORCE with a clipped importance weight as a constant.
 
         L = -stop_gradient(clip(ratio, 1 - clip_low, 1 + clip_high)) * A * logprobs
-    In `policy_loss` a token whose ratio has left the bounds loses its gradient, rare ones first.
-    Here only its weight is bounded. The paper has no lower bound: clip_low 1.
+    In `policy_loss` a token whose ratio passes its advantage's bound has no gradient. Here only its
+    weight is bounded. The paper has no lower bound: clip_low 1.
 
     all inputs: (B, T) or (N,)      returns: loss, and clipped (bool: the weight was bounded)
     """

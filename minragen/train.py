@@ -47,7 +47,7 @@ class World:
         return [value]
 
     def sum(self, x):
-        """Add the tensors x of all processes, in place. Returns x."""
+        """Sum x over all processes, in place. Returns x."""
         return x
 
     def sum_gradients(self, parameters):
@@ -103,7 +103,7 @@ class Learner:
     critic_optimizer: AdamW | None = None
     reference: Policy | None = None  # the policy before RL, or a teacher: the KL is measured to it
     step: int = 0  # finished steps
-    validation_due: bool = True  # until the validation has been made
+    validation_due: bool = True  # a validation is still owed
     best_success: float = -1.0  # best held-out success after step 0
     ended: str = ""  # why training ends before the last step
     rounds: int = 0  # how often P new groups were played: once a step, more often if resampled
@@ -130,7 +130,7 @@ def train(learner, groups, config, callbacks):
     """Train for `config.steps` steps, or until there is a reason to end before. Returns the metrics
     of the test, None if the user stopped the run. groups: {split: EnvGroups}"""
     began = time.time()
-    if learner.validation_due:  # before step 1; or on resuming a run that was stopped before it
+    if learner.validation_due:  # before step 1, or still owed by a resumed run
         metrics = {"step": learner.step, **validate(learner, groups["val"], config, callbacks)}
         learner.validation_due = False
         callbacks.write(metrics)
@@ -228,7 +228,7 @@ def update(learner, batch, config, step, callbacks=QUIET):
 
 # ---- Which episodes ------------------------------------------------------------------------------
 def roll_out(learner, groups, config, callbacks=QUIET):
-    """Play P*G episodes of fresh instances: no other step and no run with another seed plays them.
+    """Play P*G episodes of fresh seeds: no other step and no run with another seed plays them.
     While fewer than `num_groups` groups have a positive reward std, play P*G more, at most
     `resample` times (DAPO, Yu et al. 2025, section 3.2)."""
     trajectories = []

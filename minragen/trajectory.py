@@ -53,7 +53,7 @@ class Turn:
     text: str
     reply: Reply
     stop: StopReason
-    times: tuple = ()  # seconds of time.time(): prompt fed, reply sent, result received
+    times: tuple = ()  # seconds of time.time(): feeding begins, reply sent, result received
 
 
 @dataclass
