@@ -60,7 +60,7 @@ def first_step(run):
     return SimpleNamespace(
         config=config, batch=batch, kept=kept.numpy(), trained=trained, minis=minis,
         std=starpo.group_std(batch.episode_returns, batch.group_ids).numpy(),
-        decoder=learner.policy.model.base_model, tokenizer=learner.policy.tokenizer,
+        tokenizer=learner.policy.tokenizer,
         metrics=metrics | train.update(learner, trained, config, 1))
 
 

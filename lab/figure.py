@@ -360,7 +360,7 @@ def described(env):
     """The docstring of an environment's class as a section of a page, with the budget, and the
     default of each option that is not off or empty."""
     name, budget = type(env).__name__, env.budget
-    turns = f"{budget.max_turns} turn{'s' * (budget.max_turns > 1)}"
+    turns = "1 turn" if budget.max_turns == 1 else f"{budget.max_turns} turns"
     if budget.max_actions > budget.max_turns:
         turns += f", {budget.max_actions} actions"
     first, facts, *rest = inspect.getdoc(env).split("\n\n")

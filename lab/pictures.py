@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from lab import algorithm, archive
 from minragen.config import from_options
+from minragen.fast import head
 from minragen.models import Policy
 from minragen.more.lora import add_adapters
 from minragen.run import memory
@@ -196,7 +197,8 @@ def draw_memory(path):
 def peaks(name, rank):
     """Bytes, with activation checkpointing and without: the forecast for FrozenLake with the preset
     of pretrained models, all weights (rank 0) or adapters."""
-    policy = Policy(name, without_weights(*ARCHITECTURES[name], llama=name[0] != "Q"), None)
+    policy = Policy(name, without_weights(*ARCHITECTURES[name], llama=name[0] != "Q"), None,
+                    output_layer=head.output_layer, token_logprobs=head.token_logprobs)
     if rank:
         with torch.device("meta"):
             add_adapters(policy, rank, 0)

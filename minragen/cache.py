@@ -152,7 +152,8 @@ def reserve(model, slots, tokens, counts, first_row=0):
         a a a a     4 5         a a a a a a
         b b         2 .         b b b .
 
-    tokens: (n, q) int64, right-padded   counts: (n,) int64, 1 to q; 0 in run/proof.py alone
+    tokens: (n, q) int64, right-padded   counts: (n,) int64, 0 to q; of 0 (run/proof.py,
+        padding in fast/graphs.py) the result means nothing
     first_row: or the indices of n slots, (n,) int64 on the CPU
     returns: positions (n, q), masks (of `attention_masks`) and ends (n,), the index of each row's
         last real token among all n * q (here 1 and 2)
@@ -214,7 +215,7 @@ def attention_masks(model, visible, queries, keys):
     window = getattr(config, "sliding_window", None)
     usual = "sliding_attention" if window else "full_attention"
     masks = {}
-    kinds = {*(getattr(config, "layer_types", None) or [])}  # of others, which keep states: none
+    kinds = {*(getattr(config, "layer_types", None) or [])}  # layers with states need no mask
     for kind in kinds & {"full_attention", "sliding_attention"} or {usual}:
         seen = visible if kind == "full_attention" else visible & (
             keys[:, None, None] > queries[:, None, :, None] - window)

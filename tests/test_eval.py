@@ -14,6 +14,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 from conftest import keep_runs_in, parsed
+from test_families import write_family
 from training import read_lines, run
 
 from minragen import eval as evaluation
@@ -342,6 +343,11 @@ class TestCommand:
         assert players_of(capsys, "--env", "bandit", "--model", "tiny", "--size", "4",
                           "--temperature", "0")[:2] == ["tiny", "tiny, greedy"]
 
+
+    def test_a_model_that_computes_cached_turns_wrongly_is_refused(self, refused, tmp_path):
+        write_family("Jamba", tmp_path / "jamba")
+        refused((["--env", "bandit", "--model", str(tmp_path / "jamba"), "--size", "2"],
+                 "differs between cached turns and a full pass"))
 
     def test_what_it_does_not_know_and_what_has_no_effect_is_refused(self, refused):
         refused((["--env", "bandit,lak"], "unknown env 'lak'"),

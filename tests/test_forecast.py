@@ -10,6 +10,7 @@ import pytest
 
 from lab import pictures
 from minragen.config import from_options
+from minragen.fast import head
 from minragen.models import Critic, Policy
 from minragen.run import memory
 from minragen.train import World
@@ -31,7 +32,8 @@ def large(name):
 def forecast_of_large(name, algo="grpo", **options):
     """(parameters, {phase: {what: bytes}}) with the preset of pretrained models and these options.
     """
-    policy = Policy(name, large(name), None)
+    policy = Policy(name, large(name), None, output_layer=head.output_layer,
+                    token_logprobs=head.token_logprobs)  # as on a GPU
     learner = SimpleNamespace(
         policy=policy, world=World(), critic=Critic(policy) if algo == "ppo" else None,
         reference=large(name).requires_grad_(False) if "kl_coef" in options else None)

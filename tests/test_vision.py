@@ -106,6 +106,11 @@ class TestImageStore:
                    *policy.tokenizer.convert_tokens_to_ids(towers.MARKS)}
         assert sum(i in special for i in around) == marks
 
+    def test_images_in_a_grid_without_marks_that_are_known_are_refused(self):
+        text = SimpleNamespace(vocab_size=9, rope_parameters={"mrope_section": [1, 1, 1]})
+        with pytest.raises(ValueError, match="marks images in a way that is not known"):
+            ImageStore(None, SimpleNamespace(image_token_id=1, get_text_config=lambda: text))
+
     def test_text_beside_an_image_ends_no_turn_and_is_no_image(self, policy):
         frame = ChatFrame(policy.tokenizer, image_store=policy.image_store)
         mark, store = policy.tokenizer.decode([frame.end_of_turn]), policy.image_store
@@ -265,7 +270,8 @@ class TestLearning:
         # What the pooling head of SigLIP computes is not used, nor a layer after the last feature.
         idle = [name for name, p in policy.model.named_parameters()
                 if p.grad is None or not p.grad.any()]
-        assert not [name for name in idle if "head." not in name and "post_layernorm" not in name]
+        assert not [name for name in idle
+                    if ".head." not in name and "post_layernorm" not in name]
 
     def test_the_critic_sees_through_a_tower_of_its_own(self, policy, conversations):
         batch = make_batch(conversations)

@@ -9,7 +9,7 @@ import torch
 import transformers
 from toys import tiny
 
-# A CPU's PyTorch lacks what PyPI's torchvision registers at its import; to resize needs none of it.
+# A CPU's PyTorch lacks what torchvision registers when it is imported; to resize needs none of it.
 TORCHVISION = importlib.util.find_spec("torchvision") is not None
 if TORCHVISION and not torch.version.cuda:
     library = torch.library.Library("torchvision", "DEF")

@@ -71,7 +71,7 @@ class PrefixTree:
         new = inside & (columns >= shared[:, None])
         nodes = new * (new.cumsum().reshape(new.shape) - 1)
         self._paths = np.maximum.accumulate(nodes, axis=0) * inside  # (B, T), 0 after the ends
-        before = np.empty_like(self._paths)
+        before = np.zeros_like(self._paths)
         before[order, 1:] = self._paths[:, :-1]
         before = before[masked]
         wanted = np.zeros(new.sum(), dtype=bool)

@@ -46,7 +46,8 @@ def prepare(policy):
 @torch.no_grad()
 def last_hidden(model, slots, tokens, counts, first_row=0):
     """`cache.last_hidden` in pieces: each is a pass without padding."""
-    hidden, wanted = None, counts.tolist()
+    hidden = None
+    wanted = counts.tolist()
     if min(wanted) == tokens.shape[1]:
         return one_pass(model, slots, tokens, counts, first_row)
     for chosen, begun, size in pieces(wanted):

@@ -43,6 +43,10 @@ class ImageStore:
         # Qwen's chat templates write these two tokens, its processors do not.
         self.start, self.end = ([getattr(config, name)] if hasattr(config, name) else []
                                 for name in ("vision_start_token_id", "vision_end_token_id"))
+        rope = getattr(config.get_text_config(), "rope_parameters", None)
+        if "mrope_section" in str(rope) and not self.start:
+            raise ValueError("it marks images in a way that is not known here. Take Qwen2.5-VL, "
+                             "Qwen3-VL or Qwen3.5.")
         self.merged = getattr(getattr(config, "vision_config", None), "spatial_merge_size", 1)
         self.shape = (64, 64, 3)  # of the images that are expected
         self.forget()
@@ -120,7 +124,7 @@ class ImageStore:
 
 
 class SeeingPolicy(Policy):
-    """A policy whose model is a VisionLanguageModel. It may read text only: see there."""
+    """A policy whose model is a VisionLanguageModel. Without a processor it reads text only."""
 
     @property
     def image_store(self):

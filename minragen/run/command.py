@@ -1,5 +1,5 @@
-"""The commands `minragen train` and `minragen play`. They refuse mistyped names, and print their
-first line, before PyTorch and transformers are loaded, which takes seconds.
+"""The commands `minragen train` and `minragen play`. The first refuses mistyped names, and prints
+its first line, before PyTorch and transformers are loaded, which takes seconds.
 
     make train ENV=bandit      (the same: python -m minragen train --env bandit --nproc auto)
     make play ENV=bandit       (the same: python -m minragen play bandit)

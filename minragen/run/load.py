@@ -107,7 +107,7 @@ def processor_of(config, source):
 
     raises: ImportError for a package that it needs
     """
-    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING  # imports torchvision
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING  # and torchvision
 
     try:
         processor = transformers.AutoProcessor.from_pretrained(source, **NO_CODE)
@@ -146,7 +146,7 @@ def refuse_many_layers(stored):
 
 
 def why_unsupported(config):
-    """Why keys and values of this architecture cannot be cached by position; "" if they can."""
+    """Why a rollout cannot cache this architecture; "" if it can."""
     text = config.get_text_config()
     others = sorted(layer_kinds(config) - ATTENTION - STATES - {"mlp", "moe"})
     if config.is_encoder_decoder:

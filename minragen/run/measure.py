@@ -12,6 +12,7 @@ from pathlib import Path
 
 from minragen.config import check, from_options
 from minragen.look import evaluate
+from minragen.look.diagnostics import max_positions
 from minragen.look.play import show_run
 from minragen.run import distributed, runs, start
 from minragen.run.bundled import choose_model
@@ -97,6 +98,8 @@ def checkpoint_player(config, run="", say=print, only=""):
     """
     policy, frame = start.load(dataclasses.replace(config, attention=""), run and
                                runs.find_checkpoint(runs.RUNS / run, say, only), say)
+    if not (run or policy.image_store):  # a run has proved its model
+        prove(policy, min(config.max_context, max_positions(policy.model)))
     name = (only or "checkpoint") if run else short(config.model)
 
     def play(groups, greedy=True, first_seed=0):

@@ -73,18 +73,21 @@ def _sizes(policy, config, processes):
     tokens = max(context, min(config.token_budget, min(rows, config.mini_batch) * context))
     replies = most_turns(env_groups(config, "val")) if config.context == "full" else 1
     share = replies * config.max_new_tokens / context
-    inner, keyed, states = getattr(c, "intermediate_size", None), c.num_hidden_layers, 0
+    inner = getattr(c, "intermediate_size", None)
+    keyed, states = c.num_hidden_layers, 0
     if layer_kinds(model.config) & STATES:
         from minragen.more.hybrid import sizes
 
         keyed, states = sizes(policy)
-    chunk = LOGIT_BUDGET
-    if policy.token_logprobs:
+    chunk, copies = LOGIT_BUDGET, (1, 1)  # of a bfloat16 output layer in float32, per phase
+    if policy.token_logprobs:  # fast/head.py: two in an update, its gradient and a chunk's part
         from minragen.fast.head import LOGITS as chunk
 
+        copies = 0, 2
+    output_layer = 4 * c.vocab_size * c.hidden_size if model.dtype.itemsize < 4 else 0
     return SimpleNamespace(
         width=model.dtype.itemsize,
-        head=4 * c.vocab_size * c.hidden_size * (model.dtype.itemsize < 4),
+        heads=[count * output_layer for count in copies],
         chunk=chunk, vocab=c.vocab_size, layers=c.num_hidden_layers, keyed=keyed, states=states,
         hidden=c.hidden_size, queries=heads * head_dim,
         keys=2 * head_dim * (getattr(c, "num_key_value_heads", None) or heads),  # and values
@@ -101,7 +104,7 @@ def _rollout(n, config):
     slots = n.slots * (room * n.keyed * n.keys * n.width + n.states)
     fed = min(config.token_budget, n.slots * n.context) * (
         n.width * (4 * n.hidden + 2 * n.queries + 3 * n.inner + n.context))
-    logits = n.slots * n.vocab * (20 + n.width) + n.head
+    logits = n.slots * n.vocab * (20 + n.width) + n.heads[0]
     return {"KV slots": slots, "one pass": max(fed, logits, slots / n.layers)}
 
 
@@ -111,9 +114,8 @@ def _update(n, config, trained):
     # of attention, queries twice, keys and values of the parts, and four results of the MLP.
     layer = 16 * n.hidden + n.width * (2 * n.hidden + 3 * n.queries + n.keys + 4 * n.inner)
     kept = (n.tokens * (n.layers - 1) + n.in_loss) * layer  # the last layer has few queries
-    # Five copies, for logprob and entropy; and of a bfloat16 output layer a copy or its gradient in
-    # float32.
-    logits = 20 * min(n.in_loss * n.vocab, n.chunk) + n.head
+    # Five copies of a chunk, for logprob and entropy; and the output layer in float32.
+    logits = 20 * min(n.in_loss * n.vocab, n.chunk) + n.heads[1]
     if config.activation_checkpointing:  # a layer is computed again when the logits are gone
         again = n.tokens * (layer + 2 * n.inner * n.width)
         kept = n.tokens * n.layers * n.hidden * n.width + max(0, again - logits)
