@@ -57,8 +57,10 @@ def load_policy(source, device="cpu", stored_dtype=False, name="", sees=lambda: 
 
                 model = vision_language_model(model, tokenizer, source, sees)
     except Exception as error:  # a folder may hold anything
+        # The first line of what transformers says of a config may be a heading that ends with ":"
+        lines = str(error).strip().splitlines() or [type(error).__name__]
         first = ("there is no such folder." if isinstance(error.__cause__, HFValidationError)
-                 else str(error).strip().splitlines()[0])
+                 else " ".join(line.strip()[:300] for line in lines[:1 + lines[0].endswith(":")]))
         raise ValueError(f"cannot load model {name!r}: {first} Give a bundled model (tiny, "
                          f"tiny-vlm, smollm2), a local folder or a Hugging Face id.") from None
     if refused:
@@ -97,7 +99,8 @@ def vision_language_model(whole, tokenizer, source, sees):
         if path := cached_file(source, name, _raise_exceptions_for_missing_entries=False):
             files[name] = Path(path).read_bytes()
     if template := files.pop("chat_template.json", None):
-        tokenizer.chat_template = tokenizer.chat_template or json.loads(template)["chat_template"]
+        tokenizer.chat_template = tokenizer.chat_template or str(
+            json.loads(template)["chat_template"])
     processor = processor_of(whole.config, source) if files and sees() else None
     return VisionLanguageModel(whole, processor, files)
 
