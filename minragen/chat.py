@@ -59,7 +59,7 @@ class ChatFrame:
         self.end_ids = {self.end_of_turn, tokenizer.eos_token_id, *model_eos} - {None}
         names = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
         self._ids_with_bracket = {
-            i for i, name in enumerate(names)  # names of bytes end in ">", but only <0x3E> is one
+            i for i, name in enumerate(names)  # of the names of bytes only "<0x3E>" stands for ">"
             if ">" in (name or "") and not re.fullmatch("<0x(?!3E)..>", name)}
 
     def system_message(self, env):

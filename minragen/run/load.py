@@ -110,7 +110,7 @@ def processor_of(config, source):
 
     raises: ImportError for a package that it needs
     """
-    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING  # and torchvision
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING  # slow: not above
 
     try:
         processor = transformers.AutoProcessor.from_pretrained(source, **NO_CODE)
