@@ -110,7 +110,7 @@ def processor_of(config, source):
 
     raises: ImportError for a package that it needs
     """
-    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING  # slow: not above
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING  # may import torchvision
 
     try:
         processor = transformers.AutoProcessor.from_pretrained(source, **NO_CODE)
