@@ -191,7 +191,7 @@ def pretrained_means():
             f"`make train ENV={config.env} MODEL=smollm2`", f"{np.mean(before):.2f}",
             ", ".join(f"{rate:.2f}" for rate in after), str(config.val_size),
             f"{min(took):.0f} to {max(took):.0f}" if len(took) > 1 else f"{took[0]:.0f}"])
-    return table(("command", "after its warm-up, mean", "after RL, seed by seed",
+    return table(("command", "after imitation (warm-up), mean", "after RL, seed by seed",
                   "held-out instances", "minutes on one CPU core"), rows)
 
 
@@ -261,9 +261,9 @@ def warnings_told():
         counts = [row[column].split(" of ") for row in rows for column in columns]
         return " of ".join(str(sum(map(int, numbers))) for numbers in zip(*counts))
 
-    return (f"Replayed over the runs of commit 3f4b272, warnings came in time for {total(2)} "
-            f"losses of a quarter of the\nsuccess, about half of which may be chance, and for "
-            f"{total(6, 7)} other runs.")
+    return (f"Over the runs of commit 3f4b272, {total(2)} losses of a quarter of the success "
+            f"(perhaps half of\nthem chance) were warned of in time, and {total(6, 7)} other runs "
+            "falsely.")
 
 
 def named(env):

@@ -19,7 +19,7 @@ class Countdown(TextEnv):
 
     Observation: the numbers in ascending order and the target; after a wrong attempt its value.
     Actions: `expr` or `expr = value`, with + - * /, brackets and whole numbers; no signs.
-    Reward: 1 if the value (and any claim) is the target, 0.1 if only the numbers are right, minus
+    Reward: 1 for the target (also after any `=`), 0.1 if only the numbers are right, minus
         what earlier attempts earned. Anything else is no action.
     Ends when: the target is reached, or the only turn is over; more turns are more attempts.
     Solver: combines all subsets of the numbers, exactly.

@@ -50,8 +50,8 @@ class MetaMathQA(TextEnv):
     See an episode: python -m minragen environments metamathqa 18
 
     Options: `distractors`, an irrelevant fact in half of the questions; `max_steps`, the most
-    operations of a problem; `largest`, the largest result and number that it is computed from, at
-    least 12, or 0 for any; `data`, a file of records. A template with the same numbers in any order
+    operations of a problem; `largest`, a bound on the given numbers and the result, at least 12, or
+    0 for any; `data`, a file of records. A template with the same numbers in any order
     is one task, of one split.
     """
 

@@ -17,7 +17,7 @@ class Sokoban(Board):
         an image.
     Actions: Up, Down, Left, Right; up to 2 a turn. Walking into a box pushes it if the cell behind
         it is free; otherwise nothing moves.
-    Reward: -0.1 an action, 1 for a box pushed onto a target, -1 for one pushed off, 10 for the end.
+    Reward: -0.1 an action, 1 for a box pushed onto a target, -1 for one pushed off, 10 for solving.
     Ends when: all boxes are on targets. A box that is stuck does not end it: others still count.
     Solver: A* over player and boxes, optimal in the number of actions.
     See an episode: python -m minragen environments sokoban 0
