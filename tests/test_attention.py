@@ -9,16 +9,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
 from test_families import family
 from test_train import played
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from minragen import cache, models
 from minragen import train as trainer
-from minragen.fast import graphs, head, llama, prefix_tree
+from minragen.fast import flash, graphs, head, llama, policies, prefix_tree
 from minragen.fast.llama import attend_to
 from minragen.fast.policies import faster
 from minragen.fast.prefix_tree import hidden_before
 from minragen.models import Critic
+from minragen.run.proof import prove
 
 pytestmark = pytest.mark.usefixtures("runs")
 LEAN = ["Llama", "Llama 3", "Mistral, window", "Qwen2", "Qwen2, windows", "Qwen3"]
@@ -101,9 +104,13 @@ class TestPrefixTree:
             assert (*ours,) == tree_of_lists(tokens.tolist(), [
                 row.nonzero()[:, 0].tolist() for row in mask], most)
 
-    @pytest.mark.parametrize("name", LEAN)
+    @pytest.mark.parametrize("name, way", [
+        *((name, "") for name in LEAN), ("Mistral, window", "segments"),
+        ("Qwen2, windows", "segments"), ("Qwen3", "segments")])
     def test_logprobs_values_and_gradients_are_those_of_a_plain_full_pass(
-            self, name, float64, monkeypatch):
+            self, name, way, float64, monkeypatch, request):
+        if way:
+            request.getfixturevalue(way)
         policy = family(name)
         assert (policy.last_hidden, policy.hidden_before) == (llama.last_hidden, hidden_before)
         for p in policy.model.double().parameters():
@@ -168,6 +175,109 @@ class TestPrefixTree:
             for end in range(1, len(row)) if any(masked[end:])})
         assert counts == ([once], [once], [once, once])  # the critic: before and in the update
         assert once < batch.attention_mask.sum() / 3
+
+
+@pytest.fixture
+def segments(monkeypatch):
+    """As on CUDA, where one kernel computes the segments."""
+    monkeypatch.setattr(flash, "usable", lambda decoder: True)
+    monkeypatch.setattr(flash, "attention", flash.plain_attention)
+
+
+def packed_segments(module, q, k, v, mask, scaling=None, sliding_window=None, **given):
+    """An attention that gets what transformers hands to flash attention."""
+    if "cu_seq_lens_q" not in given:  # a full pass of the proof
+        return sdpa_attention_forward(module, q, k, v, mask, scaling=scaling, **given)
+    starts = given["cu_seq_lens_q"], given["cu_seq_lens_k"]
+    assert mask is None and given["max_length_q"] == starts[0].diff().max()
+    q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))
+    return flash.plain_attention(q, k, v, flash.Segments(starts, None), scaling,
+                                 sliding_window)[None], None
+
+
+class TestFlash:
+    """fast/flash.py and `packed`. A CPU has no such kernels: segments are computed one by one."""
+
+    def test_the_kernel_takes_our_arguments(self):
+        """Tensors without data show the shapes and types of results and gradients."""
+        q, k, v = (torch.empty(n, heads, 8, device="meta", dtype=torch.bfloat16).requires_grad_()
+                   for n, heads in ((4, 6), (9, 2), (9, 2)))
+        starts = torch.empty(2, 3, device="meta", dtype=torch.int32)
+        for window, used in ((None, None), (5, None), (5, starts[0, :2])):
+            seen = flash.attention(q, k, v, flash.Segments((*starts,), (3, 6), used=used), 0.4,
+                                   window)
+            assert seen.shape == q.shape and seen.dtype == torch.bfloat16
+            gradients = torch.autograd.grad(seen.sum(), (q, k, v))
+            assert [g.shape for g in gradients] == [x.shape for x in (q, k, v)]
+
+    @pytest.mark.parametrize("device", ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"])
+    def test_it_is_used_where_it_agrees_with_plain_attention(self, device, monkeypatch):
+        decoder, given = family("Qwen3").model.bfloat16().base_model, (torch.device(device), 4, 2)
+        assert not flash.usable(decoder)  # on a CPU
+        plain, real = flash.plain_attention, flash.attention
+        right = [plain] + [real] * (device == "cuda")
+        wrong = [real] * (device == "cpu") + [
+            lambda q, k, v, segments, scale, window=None: plain(q, k, v, segments, scale),
+            lambda q, k, *given: plain(q, 2 * k - k.detach(), *given),  # a gradient
+            lambda q, k, v, segments, *given: plain(
+                q, k, v, segments._replace(used=None), *given),
+            lambda q, k, v, segments, *given: plain(q, k, v, segments, *given) * (
+                1.1 if segments.longest[0] == 1 else 1.0)]
+        for function in (*right, *wrong):
+            monkeypatch.setattr(flash, "attention", function)
+            assert flash.agrees.__wrapped__(*given, 16) == (function in right)
+        asked, weight = [], SimpleNamespace(device=torch.device("cuda"), dtype=torch.bfloat16)
+        monkeypatch.setattr(flash, "agrees", lambda *given: asked.append(given) or True)
+        assert flash.usable(SimpleNamespace(embed_tokens=SimpleNamespace(weight=weight),
+                                            layers=decoder.layers))
+        assert asked == [(weight.device, 4, 2, 16)]
+
+    @pytest.mark.parametrize("name", LEAN)
+    def test_cached_turns_and_the_learner_equal_a_full_pass(self, name, segments):
+        """Windows, rows that get nothing, and a last layer with few queries."""
+        assert "equal a full pass" in prove(family(name), 320)
+
+    @pytest.mark.parametrize("name", ["GPT-NeoX", "OLMo 3", "Phi-3, window", "GLM4", "OPT"])
+    def test_packed_rows_have_the_logprobs_of_padded_ones(self, name, float64):
+        transformers.AttentionInterface.register("segments", packed_segments)
+        policy = family(name)
+        policy.model.double()
+        for seed in range(8):
+            tokens, mask, _ = related_rows(seed)
+            mask[:] &= seed > 0  # a micro-batch may have no reply
+            padded = policy.logprobs(tokens, mask)
+            policy.model.set_attn_implementation("segments")
+            ours = dataclasses.replace(policy, hidden_before=policies.packed)
+            for x, y in zip(ours.logprobs(tokens, mask), padded):
+                assert torch.allclose(x, y, atol=1e-9)
+            policy.model.set_attn_implementation("sdpa")
+
+    def test_packed_rows_are_proved(self):
+        """In float32, which flash attention has not, rows are padded: OPT's masks mix packed ones.
+        """
+        transformers.AttentionInterface.register("segments", packed_segments)
+        policy = family("OPT")
+        policy.model.bfloat16()
+        policies.set_attention(policy, "segments")
+        assert "equal a full pass" in prove(
+            dataclasses.replace(policy, hidden_before=policies.packed), 320)
+        with pytest.raises(ValueError, match="transformers cannot change the attention"):
+            policies.set_attention(family("Falcon"), "segments")
+
+    def test_the_option_chooses_segments_packed_rows_or_refuses(self, monkeypatch):
+        monkeypatch.setattr(policies, "set_attention", lambda *given: None)
+        for name, usable, chosen in (("Llama", True, hidden_before),
+                                     ("Llama", False, policies.packed),
+                                     ("GPT-NeoX", True, policies.packed),
+                                     ("Qwen3.5", True, cache.hidden_before)):  # it has states
+            policy = dataclasses.replace(family(name), hidden_before=cache.hidden_before)
+            if policy.last_hidden == llama.last_hidden:  # as `faster` gets it
+                policy.last_hidden = cache.last_hidden
+            monkeypatch.setattr(flash, "usable", lambda decoder, usable=usable: usable)
+            with pytest.raises(ValueError, match="in bfloat16, and the weights are float32"):
+                faster(policy, "flash_attention_2")
+            policy.model.bfloat16()
+            assert faster(policy, "flash_attention_2").hidden_before == chosen
 
 
 class TestMicroBatches:

@@ -18,7 +18,7 @@ from toys import Faulty, Lottery, tiny
 from minragen import rollout
 from minragen.chat import ChatFrame
 from minragen.envs import EnvGroups
-from minragen.fast import graphs, llama
+from minragen.fast import flash, graphs, llama
 from minragen.models import Policy
 from minragen.more.described import DescribedTurn
 from minragen.more.windows import WindowedFrame
@@ -105,6 +105,13 @@ def replayed(*given):
         return graphs.last_hidden(*given)
 
 
+def in_segments(append, *given):
+    """As on CUDA, where a kernel computes the segments that a CPU computes one by one."""
+    with mock.patch.multiple(
+            flash, usable=lambda decoder: True, attention=flash.plain_attention):
+        return append(*given)
+
+
 @pytest.mark.usefixtures("float64")
 class TestTrajectories:
     @settings(max_examples=20, deadline=None)
@@ -113,7 +120,8 @@ class TestTrajectories:
            env=st.sampled_from(["Slow", "SlowAndFaulty", "Lottery"]),
            response_format=st.sampled_from(["free_think", "grounding_worldmodeling"]),
            max_new_tokens=st.integers(1, 14), room=st.integers(1, 120), append=st.sampled_from([
-               llama.last_hidden, replayed]))
+               llama.last_hidden, replayed, partial(in_segments, llama.last_hidden),
+               partial(in_segments, replayed)]))
     def test_they_are_the_same_whatever_delays_shares_and_limits(
             self, seed, longest, share, max_rows, context, env, response_format, max_new_tokens,
             room, append):

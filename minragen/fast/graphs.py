@@ -3,7 +3,8 @@
 A decode step of a small model is hundreds of kernels of some microseconds each, and to launch them
 one by one from Python takes longer than they run. A captured graph launches them all at once. It
 repeats the same kernels on the same addresses, so it belongs to one KVSlots and one model, has a
-fixed number of rows, and attends to all positions of the slots, masked behind a row's end:
+fixed number of rows, and attends to all positions of the slots, masked behind a row's end (or, by
+flash.py, to each row's own):
 
     sampling   a b c d e f g h    captured for eight rows
                a b c              the same graph: three rows, and five of padding

@@ -18,6 +18,7 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 from minragen.cache import reserve
+from minragen.fast import flash
 
 FAMILY = {"LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model"}  # decoders
 
@@ -25,13 +26,22 @@ FAMILY = {"LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model"}  # decoders
 @torch.no_grad()
 def last_hidden(model, slots, tokens, counts, first_row=0):
     """Append ids to slots and return the last hidden states (n, D), as in cache.py."""
-    positions, masks, ends = reserve(model, slots, tokens, counts, first_row)
-    n, q = tokens.shape
+    q, decoder = tokens.shape[1], model.base_model
+    segments = flash.usable(decoder)
+    positions, masks, ends = reserve(model, slots, tokens, counts, first_row, not segments)
+    attend = (flash.slots_attention(decoder, slots, counts, first_row, q) if segments else
+              masked_attention(decoder, slots, masks, ends, q))
+    return decode(decoder, tokens.flatten(), positions.flatten(), attend, ends if q > 1 else None)
+
+
+def masked_attention(decoder, slots, masks, ends, q):
+    """`attend` of a pass of q new tokens a row. masks, ends: of `cache.reserve`"""
+    n = len(ends)
 
     def attend(layer, queries, keys, values, scale):
         keys, values = slots.update(*(x.unflatten(0, (n, q)).transpose(1, 2)
                                       for x in (keys, values)), layer)
-        mask = mask_of(model.base_model, masks, layer)
+        mask = mask_of(decoder, masks, layer)
         if len(queries) > n:
             queries = queries.unflatten(0, (n, q)).transpose(1, 2)
             return attend_to(queries, keys, values, mask, scale).transpose(1, 2).flatten(0, 1)
@@ -41,8 +51,7 @@ def last_hidden(model, slots, tokens, counts, first_row=0):
             mask = mask.flatten(0, 2)[ends][:, None, None]
         return scaled_dot_product_attention(queries, keys, values, mask, scale=scale).flatten(1, 2)
 
-    return decode(model.base_model, tokens.flatten(), positions.flatten(), attend,
-                  ends if q > 1 else None)
+    return attend
 
 
 def decode(decoder, tokens, positions, attend, wanted=None):

@@ -8,9 +8,10 @@ from dataclasses import replace
 from functools import partial
 
 import torch
+from torch.nn.functional import pad
 
 from minragen import cache
-from minragen.fast import llama, prefix_tree
+from minragen.fast import flash, llama, prefix_tree
 
 
 def faster(policy, attention=""):
@@ -18,8 +19,8 @@ def faster(policy, attention=""):
     beginnings that rows share computed once, and on a GPU with decode steps as graphs and the
     output layer on tensor cores.
 
-    attention: transformers' implementation for the learner's passes, such as flash_attention_2;
-        empty: ours where it applies
+    attention: transformers' implementation for the learner's passes. Empty, or flash attention in
+        Llama's family on CUDA: ours
     raises: ValueError if the model cannot use it
     """
     run = llama.last_hidden
@@ -33,11 +34,16 @@ def faster(policy, attention=""):
             policy = replace(policy, output_layer=head.output_layer,
                              token_logprobs=head.token_logprobs)
     ours = type(policy.model.base_model).__name__ in llama.FAMILY
-    if attention:
+    ragged = attention.startswith("flash_attention")
+    if ragged and policy.model.dtype == torch.float32:
+        raise ValueError(f"model {policy.name!r} cannot use attention {attention!r}: it computes "
+                         f"in bfloat16, and the weights are float32, as on every CPU.")
+    if attention and not (ours and ragged and flash.usable(policy.model.base_model)):
         set_attention(policy, attention)
+        plain = policy.last_hidden == cache.last_hidden and policy.image_store is None
         run = run if ours else partial(last_hidden, policy.last_hidden)
-        return replace(policy, last_hidden=run, hidden_before=cache.hidden_before,
-                       micro_batches=cache.micro_batches)
+        return replace(policy, last_hidden=run, micro_batches=cache.micro_batches,
+                       hidden_before=packed if plain and ragged else cache.hidden_before)
     if ours:
         return replace(policy, last_hidden=run, hidden_before=prefix_tree.hidden_before,
                        micro_batches=prefix_tree.micro_batches)
@@ -53,6 +59,25 @@ def set_attention(policy, attention):
     except (ValueError, ImportError) as error:
         raise ValueError(f"model {policy.name!r} cannot use attention {attention!r}: "
                          f"{str(error).strip().splitlines()[0]}") from None
+    now = model.config.get_text_config()._attn_implementation
+    if attention != model.usual_attention == now:
+        raise ValueError(f"model {policy.name!r} cannot use attention {attention!r}: transformers "
+                         f"cannot change the attention of its decoder.")
+
+
+def packed(decoder, tokens, mask):
+    """`cache.hidden_before` for flash attention: rows stand one behind the other in place of
+    padding, and each ends before its last masked token."""
+    columns = torch.arange(tokens.shape[1], device=tokens.device)
+    ends = (mask * columns).amax(dim=1).clamp(min=1)  # flash attention takes no empty input
+    real = columns < ends[:, None]
+    starts = pad(ends.cumsum(0, dtype=torch.int32), (1, 0))
+    longest = int(ends.max())
+    hidden = decoder(
+        input_ids=tokens[real][None], position_ids=columns.expand_as(real)[real][None],
+        use_cache=False, cu_seq_lens_q=starts, cu_seq_lens_k=starts, max_length_q=longest,
+        max_length_k=longest).last_hidden_state[0]
+    return hidden[(starts[:-1, None] + columns - 1)[mask]]
 
 
 @contextmanager

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from minragen.cache import attention_masks
+from minragen.fast import flash
 from minragen.fast.llama import attend_to, decode, mask_of
 
 PAIRS = {"cpu": 2**18}  # of queries and keys in one attention call; on an accelerator 2**24
@@ -76,18 +77,27 @@ class PrefixTree:
         before = before[masked]
         wanted = np.zeros(new.sum(), dtype=bool)
         wanted[before] = True
+        asks = new & wanted[self._paths]  # where the last layer has queries
+        if segments := flash.usable(decoder):
+            # Each copies its row's keys: one a row, with what lies between replies.
+            asks = np.maximum.accumulate(asks, axis=1) & np.maximum.accumulate(
+                asks[:, ::-1], axis=1)[:, ::-1]
+            wanted = asks[new]
         self.tokens, self.positions = self._tensor(ids[order][new]), self._tensor(_columns(new))
         self.wanted = self._tensor(wanted.nonzero()[0])
         self.state_of = self._tensor(wanted.cumsum()[before] - 1)
-        self._parts = self._cut(new)
-        # In the last layer only the wanted nodes have queries.
-        self._last_parts = self._cut(new & wanted[self._paths])
+        cut = self._segments if segments else self._cut
+        self._parts, self._last_parts = cut(new), cut(asks)
 
     def attend(self, layer, queries, keys, values, scale):
         """Attention of one layer, as `llama.decode` asks for it."""
         last = layer == len(self._decoder.layers) - 1
-        parts, order = self._last_parts if last else self._parts
-        results = []
+        parts = self._last_parts if last else self._parts
+        if isinstance(parts, flash.Segments):
+            keys, values = (x.index_select(0, parts.nodes) for x in (keys, values))
+            return flash.attention(queries, keys, values, parts, scale,
+                                   flash.window_of(self._decoder.config, layer))
+        (parts, order), results = parts, []
         for part in parts:
             pairs = (queries, part.queries), (keys, part.keys), (values, part.keys)
             q, k, v = (x.index_select(0, i.flatten()).unflatten(0, i.shape).transpose(1, 2)
@@ -95,6 +105,23 @@ class PrefixTree:
             out = attend_to(q, k, v, mask_of(self._decoder, part.masks, layer), scale)
             results.append(out.transpose(1, 2).flatten(0, 1).index_select(0, part.real))
         return torch.cat(results).index_select(0, order)
+
+    def _segments(self, asks):
+        """The attention of a layer as flash.Segments, one for each row with queries. Its keys are
+        the row's path up to the last one:
+
+            asks of a row   . . . 1 1 1 .      three queries
+            its path        1 2 3 8 9 10 .     six keys
+
+        asks: as in `_cut`, without a gap
+        """
+        queries = asks.sum(axis=1)
+        rows = np.flatnonzero(queries)
+        queries, keys = queries[rows], asks.shape[1] - asks[rows, ::-1].argmax(axis=1)
+        nodes = self._paths[rows][np.arange(asks.shape[1]) < keys[:, None]]
+        starts = (np.append(0, counts.cumsum()).astype(np.int32) for counts in (queries, keys))
+        return flash.Segments(tuple(map(self._tensor, starts)),
+                              (int(queries.max()), int(keys.max())), self._tensor(nodes))
 
     def _cut(self, asks):
         """Split the attention of a layer into Parts of rows of similar length, to waste little on

@@ -20,8 +20,9 @@ import copy
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from minragen import cache
 from minragen.cache import KVSlots, regather
-from minragen.fast.policies import usual_attention
+from minragen.fast.policies import packed, usual_attention
 from minragen.look.diagnostics import max_positions
 
 PROOF_TOKENS = 48  # per row of the proof, in addition to any window
@@ -82,6 +83,8 @@ def in_float32(policy):
     """The policy with a float32 copy of its model."""
     exact = copy.copy(policy)
     exact.model = copy.deepcopy(policy.model).float()
+    if exact.hidden_before == packed:  # for flash attention, which has no float32
+        exact.hidden_before = cache.hidden_before
     return exact
 
 

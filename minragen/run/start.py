@@ -11,7 +11,9 @@ Most of the reading list runs as one reads it. These functions have others in th
     cache.last_hidden       fast/llama.py            Llama's family             test_attention.py
                             fast/graphs.py           the same, on CUDA          test_rows.py
     cache.hidden_before,    fast/prefix_tree.py      Llama's family, without    test_attention.py
-    cache.micro_batches                              --attention
+    cache.micro_batches                              another --attention
+    attention with masks    fast/flash.py            the same, in bfloat16 on   test_attention.py
+                                                     CUDA
     models.output_layer,    fast/head.py             bfloat16 on CUDA           test_attention.py
     models.token_logprobs
     EnvGroups: one row      run/groups.py: threads   environments that wait     test_envs.py
@@ -87,7 +89,11 @@ def run(config, resume=False, say=print):
     with log:
         say(f"run       {log.folder}: metrics.jsonl, trajectories.jsonl, checkpoint/; then "
             f"report.html")
-        final = train(learner, groups, config, log)
+        try:
+            final = train(learner, groups, config, log)
+        except torch.OutOfMemoryError as error:
+            raise RuntimeError(f"{learner.policy.device} is out of memory. By the forecast "
+                               f"{memory.remedies(learner, config)}.") from error
     if log.writes:
         say(last_line(log, ended=final is not None))
     return final
@@ -128,7 +134,7 @@ def load(config, checkpoint="", say=print):
     stored_dtype = checkpoint or config.model in bundled.BUNDLED
     policy = policy_of(config, source, device, stored_dtype, config.model,
                        lambda: shows_images(env_groups(config, "train")))
-    if getattr(policy.model, "image_store", policy) is None:  # a vision-language model
+    if hasattr(policy.model, "image_store") and policy.image_store is None:
         say(f"model     {short(config.model)} reads text only: its vision tower is frozen")
     return policy, frame_of(config, policy, policy.model.generation_config.eos_token_id)
 
