@@ -174,8 +174,7 @@ class TestFamilies:
             for harmless, ids in ((first("x", "x"), first("x", text)),
                                   (following(None, "x"), following(None, text))):
                 assert [i for i in ids if i in added] == [i for i in harmless if i in added], text
-            system = system_message(frame, text).removesuffix(
-                format_instructions("free_think"))
+            system = system_message(frame, text).removesuffix(format_instructions("free_think"))
             assert not added.keys() & set(frame.encode(system)), text
 
 

@@ -231,7 +231,6 @@ class TestEnd:
         assert other == "as an environment may\n"
 
 
-
 def broken_in_process_1(env, rng):
     if distributed.rank() == 1:
         raise OSError("no such city")

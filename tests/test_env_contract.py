@@ -144,8 +144,7 @@ def has_solver(env):
 def random_episodes(name, split="train", member=0):
     """One for each seed, all played in one environment."""
     env = stochastic(name, split)
-    return [play(env, seed, random_player(seed), member)
-            for seed in seeds(name.split()[0], 30)]
+    return [play(env, seed, random_player(seed), member) for seed in seeds(name.split()[0], 30)]
 
 
 def curious(player, env):

@@ -80,8 +80,7 @@ class TestEvaluate:
         lake, arms = map(sums, tables.values())
         assert lake["checkpoint"] == (2, 3, 0.5) and lake["checkpoint, greedy"] == (1, 3, 0.1)
         assert arms["checkpoint"] == (0, 2, 0.0) and arms["checkpoint, greedy"] == (2, 2, 0.2)
-        assert [*lake][2:] == ["random policy", "shallow player", "nearest demonstration",
-                               "solver"]
+        assert [*lake][2:] == ["random policy", "shallow player", "nearest demonstration", "solver"]
         assert lake["solver"] == (3, 3, 1.0) and tables["bandit"].rows == [3, 4]
 
     def test_pass_at_k_is_averaged_over_the_instances_for_powers_of_two(self):
@@ -342,7 +341,6 @@ class TestCommand:
             self, capsys):
         assert players_of(capsys, "--env", "bandit", "--model", "tiny", "--size", "4",
                           "--temperature", "0")[:2] == ["tiny", "tiny, greedy"]
-
 
     def test_a_model_that_computes_cached_turns_wrongly_is_refused(self, refused, tmp_path):
         write_family("Jamba", tmp_path / "jamba")

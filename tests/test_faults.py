@@ -119,13 +119,11 @@ class TestSentences:
             self, users, capsys, where, said, part, function):
         """Below the user's line a library may have raised."""
         line = line_of(users(where), part)
-        assert solved("users_env:Mine") == (
-            f"error: {said} (users_env.py:{line} in {function}).")
+        assert solved("users_env:Mine") == f"error: {said} (users_env.py:{line} in {function})."
         printed = capsys.readouterr().err
         assert part in printed and said.partition(":")[0] in printed
 
-    def test_a_refusal_is_one_sentence_also_where_the_users_code_led_to_it(
-            self, users, capsys):
+    def test_a_refusal_is_one_sentence_also_where_the_users_code_led_to_it(self, users, capsys):
         for where, said in (("budget", "bad budget: max_turns is 0, expected an integer >= 1."),
                             ("option", "unknown option of Mine 'size'. Known: none."),
                             ("server", "no answer")):

@@ -98,5 +98,4 @@ class TestPages:
         n, phases = forecast_of_large(name, activation_checkpointing=True)
         sizes = [x / 1e9 for x in (n, 18 * n, 38 * n, sums(phases)[1])]
         cards = [card for card in (24, 48, 80, 141) if sizes[-1] < card]
-        assert numbers_of("performance.md", name) == pytest.approx(
-            [*sizes, *cards[:1]], 4e-4, 0.06)
+        assert numbers_of("performance.md", name) == pytest.approx([*sizes, *cards[:1]], 4e-4, 0.06)

@@ -189,8 +189,7 @@ class TestStory:
             f"Held-out success {told}")
 
     def test_of_several_seeds_it_tells_the_mean_as_sure_as_one_of_them(self, tmp_path):
-        runs = [measured(tmp_path / f"{n}", {0: 32, 4: n, 8: n}, seed=n)
-                for n in (56, 60)]
+        runs = [measured(tmp_path / f"{n}", {0: 32, 4: n, 8: n}, seed=n) for n in (56, 60)]
         assert report.story(("a b", runs)) == (
             "a b: held-out success, mean of 2 seeds, rose from 0.50 [0.38, 0.62] at step 0 to "
             "0.91 [{:.2f}, {:.2f}] at step 8.".format(*wilson(58, 64)))
@@ -416,8 +415,7 @@ class TestBrowser:
         assert found["help"] == "; healthy: ".join(report.meanings()["entropy"])
         assert found["large"] == "figures large"
 
-    def test_the_same_instance_before_and_after_stands_side_by_side_with_its_images(
-            self, tmp_path):
+    def test_the_same_instance_before_and_after_stands_side_by_side_with_its_images(self, tmp_path):
         """First the one that was learned. The prompt is folded, the image beside what was said."""
         folder = store(tmp_path / "a")
         rewritten(folder / "trajectories.jsonl", lambda text: "".join(json.dumps(e | {

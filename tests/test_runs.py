@@ -118,7 +118,6 @@ class TestPowerCut:
             "manifest.json": 2, "checkpoint": 2, "checkpoint.old": 1})
         assert is_held(folder)  # and so the new names
 
-
     def test_whichever_flush_or_renaming_fails_a_whole_checkpoint_stays_and_the_next_is_saved(
             self, tmp_path, monkeypatch):
         policy, frame = tiny()

@@ -298,7 +298,6 @@ class TestLearner:
         assert trainer.update(learner, good, config, 3)["updates_skipped"] == learner.skipped == 0
 
 
-
 class TestPlain:
     """With `--plain true` nothing that is only faster runs, and all else is the same."""
 
@@ -349,8 +348,7 @@ class TestRuns:
                               env=os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)})
         assert done.stderr.strip() == "" and done.returncode == 0
 
-    def test_a_run_leaves_config_metrics_trajectories_a_checkpoint_and_a_report(
-            self, drawn, runs):
+    def test_a_run_leaves_config_metrics_trajectories_a_checkpoint_and_a_report(self, drawn, runs):
         run("--run a --steps 2", *BRIEF)
         finished = runs / "a"
         assert {p.name for p in finished.iterdir()} == {
@@ -496,7 +494,6 @@ class TestRuns:
         assert lines[1:5] == [
             {"step": step, "env_errors": 16, "rollouts": 4} for step in (1, 2, 3, 4)]
         assert len(read_lines(runs / "a" / "trajectories.jsonl")) == 5 * 4 + 3 * 2
-
 
 
 @pytest.fixture(scope="module")

@@ -229,8 +229,7 @@ class TestGrids:
                              True),
                             (lambda m, args, options: (
                                 args, options | dict(position_ids=places.pop())), False)):
-            policy.model.base_model.register_forward_pre_hook(
-                hook, prepend=first, with_kwargs=True)
+            policy.model.base_model.register_forward_pre_hook(hook, prepend=first, with_kwargs=True)
         assert self.gap(policy, rows, 0) > 0.1
         policy.image_store.shape = 48, 64, 3
         with pytest.raises(RuntimeError, match="differs between cached turns and a full pass"):
@@ -270,8 +269,7 @@ class TestLearning:
         # What the pooling head of SigLIP computes is not used, nor a layer after the last feature.
         idle = [name for name, p in policy.model.named_parameters()
                 if p.grad is None or not p.grad.any()]
-        assert not [name for name in idle
-                    if ".head." not in name and "post_layernorm" not in name]
+        assert not [name for name in idle if ".head." not in name and "post_layernorm" not in name]
 
     def test_the_critic_sees_through_a_tower_of_its_own(self, policy, conversations):
         batch = make_batch(conversations)
@@ -450,8 +448,7 @@ def package(request, tmp):
     return folder_of(request.param, tmp)
 
 
-PACKAGES = pytest.mark.parametrize("package", [
-    gemma4, mistral3, gemma3, *QWEN], indirect=True)
+PACKAGES = pytest.mark.parametrize("package", [gemma4, mistral3, gemma3, *QWEN], indirect=True)
 
 
 @pytest.mark.usefixtures("runs")
@@ -494,7 +491,6 @@ class TestTextOnly:
             package.name != "gemma4"]).exists()
         evaluation.main(["--run", "straight", "--size", "2"])
         assert "reads text only" in capsys.readouterr().out
-
 
     @pytest.mark.skipif(TORCHVISION, reason="torchvision is installed")
     @pytest.mark.parametrize("package", [gemma4, mistral3], indirect=True)

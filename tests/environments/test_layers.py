@@ -246,5 +246,4 @@ class TestRuns:
             "from minragen.environments.layers import Layer\n\n\nclass Broken(Layer):\n"
             "    def render_text(self):\n        return {}['state']\n")
         groups = env_groups(parsed("--layer", "broken:Broken"), "val")
-        assert str(groups.reset(0)[0].fault) == (
-            "KeyError: 'state' (broken.py:6 in render_text).")
+        assert str(groups.reset(0)[0].fault) == "KeyError: 'state' (broken.py:6 in render_text)."

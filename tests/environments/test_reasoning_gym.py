@@ -149,8 +149,7 @@ class TestRefusal:
 
 
 class TestTraining:
-    def test_a_mixture_with_a_data_set_trains_from_a_warm_up_and_is_evaluated(
-            self, runs, capsys):
+    def test_a_mixture_with_a_data_set_trains_from_a_warm_up_and_is_evaluated(self, runs, capsys):
         from minragen import eval as evaluation
         from minragen.run.start import main
 

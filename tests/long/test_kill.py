@@ -125,8 +125,7 @@ def test_a_run_killed_at_any_instant_goes_on_as_if_it_had_not_been(place):
 def test_several_processes_of_which_one_or_all_are_killed_go_on_as_if_they_had_not_been(place):
     """Each number of processes repeats itself. A fifth of the kills: a start takes seconds."""
     def launched(*argv):
-        return Launched(place, sys.executable, "-m", "minragen", "train", "--nproc", "2",
-                        *argv)
+        return Launched(place, sys.executable, "-m", "minragen", "train", "--nproc", "2", *argv)
 
     several(2, lambda: train("--run", "straight", *OPTIONS))
     straight, folder = state_of(place / "runs" / "straight"), place / "runs" / "two"
