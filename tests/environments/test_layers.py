@@ -8,18 +8,8 @@ import pytest
 from conftest import message, parsed
 from playing import begun
 from scipy.stats import binomtest, chi2_contingency, chisquare
-from test_env_contract import (  # noqa: F401  collected here, too
-    TestBudget,
-    TestGroups,
-    TestHostileAnswers,
-    TestLife,
-    TestRandomPolicy,
-    TestSeeds,
-    TestShallowPlayer,
-    TestSolver,
-    play,
-    random_player,
-)
+from test_env_contract import *  # noqa: F403  the classes that it names, for ENV_NAMES
+from test_env_contract import random_player
 from test_readme import code_blocks
 from toys import tiny
 from training import metrics, run
