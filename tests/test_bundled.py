@@ -115,8 +115,7 @@ class TestWarmUp:
         monkeypatch.setitem(bundled.DEMONSTRATOR, "pretrained", bundled.noisy_answer)
         assert warmup_key(*given, 3) != key
 
-    def test_a_step_is_adam_on_the_mean_over_all_reply_tokens_of_its_demonstrations(
-            self, monkeypatch):
+    def test_a_step_is_adam_on_the_mean_over_all_reply_tokens_of_demonstrations(self, monkeypatch):
         """In plain loops. The demonstrations of the first two steps are repeated."""
         monkeypatch.setattr(bundled, "BATCH", {"tiny": 4})
         monkeypatch.setattr(bundled, "WARMUP_TOKENS", 300)  # less than four conversations
@@ -205,8 +204,7 @@ class TestBundledWeights:
         assert bundled.checksums(untrained) == bundled.checksums(expected)
 
     @pytest.mark.parametrize("env", sorted(REGISTRY))
-    def test_they_are_of_the_presets_key_and_its_replies_fit_into_the_tokens_of_a_turn(
-            self, env, monkeypatch):
+    def test_they_have_the_presets_key_and_replies_fit_into_a_turns_tokens(self, env, monkeypatch):
         played = []
         monkeypatch.setattr(bundled, "demonstrate",
                             lambda *args: played.append(demonstrate(*args)) or played[-1])

@@ -95,8 +95,7 @@ class TestEvaluate:
         assert (lake.rows, lake.passed) == ([1], {1: 0.5, 2: 1.0})  # without failures
         assert (arms.rows, arms.passed) == ([2], {1: 1.0, 2: 1.0})
 
-    def test_an_instance_on_which_an_environment_failed_is_told_and_in_nobodys_rate(
-            self, monkeypatch, capsys):
+    def test_an_instance_that_failed_is_told_and_in_nobodys_rate(self, monkeypatch, capsys):
         sampled = [(True, 1.0), (False, 0.5), (False, 9.0, "OSError: gone"), (True, 0.3)]
         config = parsed("--env", "bandit")
         monkeypatch.setattr(type(make("bandit")), "shallow_answer", staticmethod(
@@ -167,8 +166,7 @@ class TestEvaluate:
         assert {*groups.names} == {"bandit", "countdown"}
 
     @pytest.mark.parametrize("env, solved", [("bandit", 15), ("countdown", 0)])
-    def test_the_nearest_demonstration_is_the_one_that_shares_most_of_the_rare_words(
-            self, env, solved):
+    def test_the_nearest_demonstration_shares_most_of_the_rare_words(self, env, solved):
         """Its slow twin compares every pair of conversations."""
         def answers(groups, player):
             said = []
@@ -243,8 +241,7 @@ class TestCommand:
                                "0.75"]
         assert passes == "pass@1 0.250  pass@2 0.500"
 
-    def test_it_measures_a_run_on_the_split_asked_for_as_the_run_measured_itself(
-            self, trained, refused, capsys):
+    def test_it_measures_a_run_on_a_split_as_it_measured_itself(self, trained, refused, capsys):
         (trained / "a").rename(trained / "d")  # a run is where its folder is
         lines = read_lines(trained / "d" / "metrics.jsonl")
         for split, line in (("val", lines[1]), ("test", lines[2])):
@@ -259,8 +256,7 @@ class TestCommand:
         refused((["--run", "e"], "unknown run 'e'. Known: b, d."),
                 (["--run", "d", "--size", "0"], "expected 1 to 65536"))
 
-    def test_several_runs_are_measured_and_a_run_without_a_checkpoint_is_refused(
-            self, trained, refused, capsys):
+    def test_several_runs_are_measured_if_all_have_a_checkpoint(self, trained, refused, capsys):
         assert players_of(capsys, "--run", "a b", "--size", "4").count("checkpoint") == 2
         for path in (trained / "b").glob("checkpoint*"):
             shutil.rmtree(path)
@@ -337,8 +333,7 @@ class TestCommand:
         assert rows[0]["pass@k"].startswith("1:0.") and rows[0]["split"] == "val"
         assert [m["role"] for m in chats[0]["messages"]] == ["system", "user", "assistant"]
 
-    def test_a_model_that_was_not_trained_is_measured_with_its_presets_in_each_environment(
-            self, capsys):
+    def test_an_untrained_model_is_measured_with_its_presets_in_each_environment(self, capsys):
         assert players_of(capsys, "--env", "bandit", "--model", "tiny", "--size", "4",
                           "--temperature", "0")[:2] == ["tiny", "tiny, greedy"]
 
@@ -413,8 +408,7 @@ class TestPlay:
 class TestShow:
     """`minragen play --run NAME`: the policy plays."""
 
-    def test_it_shows_the_episodes_that_are_measured_from_the_seed_on(
-            self, trained, capsys, tmp_path):
+    def test_it_shows_the_measured_episodes_from_the_seed_on(self, trained, capsys, tmp_path):
         evaluation.main(["--run", "a", "--split", "val", "--size", "5", "--out", str(tmp_path)])
         chats = read_lines(tmp_path / "chats.jsonl")[2:]
         capsys.readouterr()

@@ -25,8 +25,7 @@ def start(folder, log):
 class TestCalls:
     """With stand-ins for the libraries."""
 
-    def test_each_gets_the_history_and_each_step_and_one_that_does_not_open_is_named(
-            self, tmp_path, monkeypatch):
+    def test_each_gets_history_and_steps_and_one_that_fails_is_named(self, tmp_path, monkeypatch):
         writers = {"tensorboard": MagicMock(), "wandb": MagicMock()}
         for name, write in writers.items():
             monkeypatch.setitem(loggers.LOGGERS, name, lambda folder, config, write=write: write)
@@ -116,8 +115,7 @@ class TestRefusal:
         assert "unknown log 'wanbd': did you mean 'wandb'?" in message("--log", "wanbd")
         assert not runs.exists()
 
-    def test_what_wandb_says_when_nobody_is_logged_in_is_a_sentence(
-            self, runs, monkeypatch, tmp_path):
+    def test_what_wandb_says_without_a_login_is_a_sentence(self, runs, monkeypatch, tmp_path):
         pytest.importorskip("wandb")
         monkeypatch.setenv("WANDB_MODE", "online")
         monkeypatch.delenv("WANDB_API_KEY", raising=False)

@@ -221,8 +221,7 @@ class TestLoading:
         ({"n_layers": None, "depth": [2, 2]}, ""),
         ({"attn_implementation": "somebody/kernel"}, ""),
         ({"_attn_implementation": "somebody/kernel"}, "")])
-    def test_a_folder_names_no_kernel_to_be_fetched_and_not_a_million_layers(
-            self, change, said, tmp_path):
+    def test_a_folder_names_no_kernel_to_fetch_and_no_million_layers(self, change, said, tmp_path):
         saved(tmp_path, **change)
         with pytest.raises(ValueError, match=said) if said else contextlib.nullcontext():
             assert load_policy(tmp_path).model.config._attn_implementation == "sdpa"

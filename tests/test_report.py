@@ -101,8 +101,7 @@ class TestCurves:
             "gradient/bucket_1/task": ([1, 8], [1, 8])}
         assert "KL" not in figures
 
-    def test_seeds_of_one_configuration_are_a_mean_with_a_band_from_lowest_to_highest(
-            self, tmp_path):
+    def test_seeds_of_a_configuration_are_a_mean_in_a_band_from_lowest_to_highest(self, tmp_path):
         loaded = [Run(store(tmp_path / f"s{seed}", 8 - seed, seed=seed)) for seed in range(3)]
         figure = figures_of(loaded)["success"]
         steps, values = drawn(figure)["success"]
@@ -183,8 +182,7 @@ class TestStory:
                                 "[0.40, 0.63] at step 8. Its best was 0.94 [0.85, 0.98] at step 4; "
                                 "it has fallen since."),
         ({0: 32}, "is 0.50 [0.38, 0.62] at step 0."), ({}, "has not been measured yet.")])
-    def test_it_says_what_the_held_out_success_did_and_how_sure_that_is(
-            self, tmp_path, held_out, told):
+    def test_it_says_what_held_out_success_did_and_how_sure_that_is(self, tmp_path, held_out, told):
         assert report.story(("", [measured(tmp_path / "a", held_out)])) == (
             f"Held-out success {told}")
 
@@ -308,8 +306,7 @@ class TestDamage:
 
 
 class TestCommand:
-    def test_it_writes_the_page_of_named_runs_and_refuses_another(self, tmp_path, capsys,
-                                                                  monkeypatch):
+    def test_it_writes_a_page_of_named_runs_and_refuses_others(self, tmp_path, capsys, monkeypatch):
         monkeypatch.chdir(tmp_path)
         for name in "abc":
             store(tmp_path / "runs" / name)

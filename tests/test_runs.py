@@ -64,8 +64,7 @@ def last_line(capsys):
 class TestFullDisk:
     """A function that writes fails; long/test_kill.py has real disks."""
 
-    def test_what_cannot_be_written_is_named_and_the_run_goes_on_from_its_last_checkpoint(
-            self, begun, monkeypatch):
+    def test_what_cannot_be_written_is_named_and_the_run_can_go_on(self, begun, monkeypatch):
         for place, name, said in (
                 (log_module, "open", f"{begun}/trajectories.jsonl: No space left on device"),
                 (torch, "save", f"cannot write {begun}/checkpoint: [Errno 28] No space left on "
@@ -149,8 +148,7 @@ class TestPowerCut:
 
 
 class TestServerGone:
-    def test_a_run_whose_tool_does_not_come_back_saves_and_goes_on_later(self, begun, runs,
-                                                                       monkeypatch):
+    def test_a_run_whose_tool_stays_away_saves_and_goes_on_later(self, begun, runs, monkeypatch):
         """Of dynamic sampling's second round, whose first must be played again."""
         sampling = ("--filter-value", "1", "--resample", "1", "--save-every", "9")
         real, rounds, failing = start.collect, [], 0
@@ -224,8 +222,7 @@ class TestResume:
                 if line["split"] == "test"} == {3}  # the final test is of the last step alone
 
     @pytest.mark.parametrize("gone", [dict(twists=0, knots=[]), dict(twists=0.5, knots=[])])
-    def test_a_run_with_options_that_are_gone_is_read_and_goes_on_if_they_were_off(
-            self, begun, capsys, gone):
+    def test_a_run_with_options_that_are_gone_goes_on_if_they_were_off(self, begun, capsys, gone):
         path, expected = begun / "config.json", read_config(begun)
         path.write_text(json.dumps(json.loads(path.read_text()) | gone))
         runs_module.warn_once.cache_clear()
@@ -391,8 +388,7 @@ class TestResume:
             assert (begun / file).read_bytes() == (runs / "b" / file).read_bytes(), file
         assert signal.getsignal(number) == handler
 
-    def test_another_request_stops_it_at_once_unless_it_is_torchruns_repetition_of_the_first(
-            self, monkeypatch):
+    def test_another_request_stops_it_at_once_unless_torchrun_repeats_the_first(self, monkeypatch):
         clock = iter([5.0, 5.9, 6.1])
         monkeypatch.setattr(log_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
 
@@ -408,8 +404,7 @@ class TestResume:
                 False, False, True]
         assert requests == [5.0, 5.9, 6.1]
 
-    def test_a_checkpoint_names_the_commit_of_the_code_if_it_is_a_checkout(
-            self, begun, monkeypatch, tmp_path):
+    def test_a_checkpoint_names_the_commit_of_a_checkout(self, begun, monkeypatch, tmp_path):
         root = Path(__file__).parent.parent
         known = (root / ".git").exists() and shutil.which("git")
         assert runs_module.commit_of(begun) == runs_module.commit()
@@ -417,8 +412,7 @@ class TestResume:
         monkeypatch.setattr(runs_module, "__file__", str(tmp_path / "minragen" / "run" / "runs.py"))
         assert runs_module.commit.__wrapped__() == "" == runs_module.commit_of(tmp_path)
 
-    def test_a_run_may_begin_with_the_weights_of_another_and_keeps_nothing_else_of_it(
-            self, begun, runs):
+    def test_a_run_may_begin_with_the_weights_of_another_and_nothing_else_of_it(self, begun, runs):
         run("--run b --steps 1 --lr 0 --init-from a", *BRIEF)
         one, two = ((folder / "checkpoint" / "model.safetensors").read_bytes()
                     for folder in (begun, runs / "b"))
@@ -530,8 +524,7 @@ class TestLines:
 
 
 class TestReproduce:
-    def test_it_repeats_a_run_without_its_loggers_or_says_where_it_first_differs(
-            self, begun, runs, capsys):
+    def test_it_repeats_a_run_without_loggers_or_says_where_it_differs(self, begun, runs, capsys):
         for path in (begun / "config.json", begun / "metrics.jsonl"):
             path.write_text(path.read_text().replace('"log": ""', '"log": "tensorboard"'))
 

@@ -201,8 +201,7 @@ class Calls(list):
 
 
 class TestValidation:
-    def test_it_plays_the_first_instances_of_its_split_with_the_noise_of_seed_0_and_no_state_reward(
-            self):
+    def test_it_plays_its_splits_first_instances_with_the_noise_of_seed_0_and_no_state_reward(self):
         """It reports success, return and form."""
         config, logged = parsed(*RULES, "--val-size", "3", "--val-temperature", "0.3"), []
         groups = start.build_groups(config)["test"]
@@ -365,8 +364,7 @@ class TestRuns:
         assert Counter((e["step"], e["split"]) for e in entries) == {
             (0, "val"): 4, (1, "train"): 4, (2, "val"): 4, (2, "train"): 4, (2, "test"): 4}
 
-    def test_training_shows_members_of_one_trained_group_with_the_tokens_of_their_replies(
-            self, runs):
+    def test_training_shows_members_of_a_trained_group_with_the_tokens_of_their_replies(self, runs):
         config, learner, groups = build(*BRIEF, "--filter", "none")
         learner.rounds = 1  # in whose groups rewards differ
         trajectories = trainer.roll_out(learner, groups, config)
@@ -409,8 +407,7 @@ class TestRuns:
         assert "kept  0/32, no update   1234 tok/s" in console_line(
             {"step": 3, "groups_kept": 0, "tokens_per_second": 1234.0}, config)
 
-    def test_warnings_are_printed_and_diagnoses_compared_with_the_first(
-            self, runs, capsys, monkeypatch):
+    def test_warnings_are_told_and_diagnoses_compared_to_the_first(self, runs, capsys, monkeypatch):
         """Each diagnosis is of rows of its own; its moving averages go on."""
         compared, history, diagnosed, real = [], [], [], diagnostics.collapse_metrics
         monkeypatch.setattr(diagnostics, "collapse_metrics", lambda *given, **named: (
@@ -455,8 +452,7 @@ class TestRuns:
             assert "val/success" in lines[-2]
             assert ("stopped: it collapsed. Read" in capsys.readouterr().out) == (name == "a")
 
-    def test_an_existing_run_is_not_overwritten_and_without_a_name_each_gets_a_new_one(
-            self, runs, begun):
+    def test_an_existing_run_is_not_overwritten_and_each_without_a_name_is_new(self, runs, begun):
         before = (begun / "metrics.jsonl").read_text()
         said = message("--run", "a", *BRIEF)
         assert ("run 'a' exists already. Continue it with --run a --resume (make resume RUN=a), or "
@@ -465,8 +461,7 @@ class TestRuns:
         shutil.copytree(begun, runs / "bandit-grpo-tiny-s0")
         assert run_folder(parsed(*BRIEF), False).name == "bandit-grpo-tiny-s0-2"
 
-    def test_failures_of_the_environment_are_counted_told_and_written_and_do_not_stop_the_run(
-            self, runs, capsys):
+    def test_failed_episodes_are_counted_told_and_written_and_stop_no_run(self, runs, capsys):
         small = ("--num-groups 4 --group-size 4 --steps 2 --val-size 9 --warmup-steps 0 "
                  "--max-new-tokens 6 --max-context 200")
         run(f"--env toys:Faulty --run a {small}")
@@ -482,8 +477,7 @@ class TestRuns:
         assert (f"env error {one['env_errors']} train episodes failed in their environment and are "
                 "left out: OSError: the server is gone") in capsys.readouterr().out
 
-    def test_a_run_in_which_every_environment_fails_says_what_they_raised_and_stops(
-            self, runs, capsys):
+    def test_a_run_whose_environments_all_fail_says_what_they_raised_and_stops(self, runs, capsys):
         run("--env toys:Gone --run a --steps 9 --val-size 2 --warmup-steps 0 --num-groups 2 "
             "--group-size 2 --max-context 200 --algo dapo")
         printed = capsys.readouterr().out

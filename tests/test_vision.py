@@ -94,8 +94,7 @@ def image(seed, side=32):
 
 
 class TestImageStore:
-    def test_equal_images_have_equal_ids_and_others_only_what_the_processor_puts_around_them(
-            self, policy):
+    def test_equal_images_have_equal_ids_and_others_only_the_processors_marks(self, policy):
         image_store = policy.image_store
         one, again, other = (image_store.ids_of(image(seed)) for seed in (0, 0, 1))
         assert one == again and sum(i >= image_store.first for i in one) == image_store.size
@@ -130,8 +129,7 @@ class TestImageStore:
                    for k in range(1000) for shape in ((1, 4, 3), (2, 2, 3), (4, 1, 3))}
         assert len(numbers) == 3000 and 2**47 < max(numbers) < 2**48
 
-    def test_an_image_that_is_forgotten_or_that_another_process_saw_is_an_error_until_it_is_given(
-            self, policy):
+    def test_a_forgotten_image_or_one_seen_elsewhere_is_an_error_until_it_is_given(self, policy):
         mine, embed = policy.image_store, policy.model.base_model.get_input_embeddings()
         before = mine.ids_of(image(0))
         mine.forget()
@@ -494,8 +492,7 @@ class TestTextOnly:
 
     @pytest.mark.skipif(TORCHVISION, reason="torchvision is installed")
     @pytest.mark.parametrize("package", [gemma4, mistral3], indirect=True)
-    def test_images_for_a_processor_that_needs_torchvision_are_refused_with_the_command(
-            self, package):
+    def test_images_for_processors_that_need_torchvision_are_refused_with_a_command(self, package):
         assert ("to see images it needs torchvision. Install the one for your PyTorch (pip install "
                 "torchvision) or choose a view without images.") in message(
                     *VISUAL_LAKE, "--model", str(package))
@@ -518,8 +515,7 @@ class TestBadInput:
         (IMAGE, np.zeros((0, 8, 3), np.uint8), "shape (0, 8, 3)"),
         (IMAGE, [[1]], "int64 of shape (1, 1)"), ("", image(0), f"has 0 times {IMAGE}: "),
         (f"{IMAGE} {IMAGE}", image(0), f"has 2 times {IMAGE}: ")])
-    def test_what_is_no_image_or_has_not_one_placeholder_is_the_environments_error(
-            self, text, image, said):
+    def test_no_image_or_not_one_placeholder_is_the_environments_error(self, text, image, said):
         observation = Observation(text, image)
         with pytest.raises(ValueError, match=re.escape(said)):
             PatientGroups.observed(SimpleNamespace(state=""), observation)

@@ -268,8 +268,7 @@ class TestTactics:
 
 
 class TestEpisode:
-    def test_the_shallow_player_plays_each_of_a_list_of_tactics_once_on_a_goal_then_takes_back(
-            self):
+    def test_the_shallow_player_tries_each_of_its_tactics_once_on_a_goal_then_takes_back(self):
         first = "theorem x\nk : q\nh : p → r\n⊢ r"
         texts = ["", first]
         for answer, after in (("apply h", "k : q\nh : p → r\n⊢ p"), ("undo", first),
@@ -412,8 +411,7 @@ class TestMinif2f:
          "import Mathlib\nopen Nat"),
         ("", "theorem «weird name» : 1 = 1 :=", " by", "«weird name»", theorems.DEFAULT_HEADER),
         ("", "theorem A.b₁'{x : ℕ} : x = x :=", " by", "A.b₁'", theorems.DEFAULT_HEADER)])
-    def test_a_record_is_a_theorem_with_the_header_that_it_brings(
-            self, header, text, end, name, whole_header):
+    def test_a_record_is_a_theorem_with_its_own_header(self, header, text, end, name, whole_header):
         """Names end where Lean's do."""
         statement = text[text.index("theorem"):] + " by"
         assert theorems.theorem_of({"header": header, "formal_statement": text + end}) == Theorem(

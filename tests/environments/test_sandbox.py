@@ -192,8 +192,7 @@ class TestFunctions:
                 }.items():
             assert words(code, [Case([1], 0)], "f", pool) == [word], code
 
-    def test_arguments_are_copies_and_a_call_that_fails_fails_alone(self, spaces, pool,
-                                                                    monkeypatch):
+    def test_arguments_are_copies_and_a_failing_call_fails_alone(self, spaces, pool, monkeypatch):
         """One process makes all calls. Where it ends, a new one makes that call again, with the
         whole limit."""
         xs = [3, 1, 2]

@@ -56,8 +56,7 @@ class TestRule:
         fill(("bandit", algo), folder / "rows.json", {})
         return stored(folder / "rows.json")
 
-    def test_three_rates_are_tried_on_one_seed_and_the_best_validation_trains_three(
-            self, trained, tmp_path):
+    def test_three_rates_are_tried_on_one_seed_and_the_best_trains_three(self, trained, tmp_path):
         trained.val[1e-4] = 0.6
         self.fill(tmp_path)
         assert trained.asked == [*((TUNING_SEED, lr) for lr in (3e-4, 1e-4, 9e-4)),
@@ -94,8 +93,7 @@ class TestRule:
         after = self.fill(tmp_path)
         assert len(trained.asked) == 12 and not after.keys() & before.keys()
 
-    def test_a_policy_that_diverges_has_no_success_and_each_rate_has_its_name(
-            self, runs, monkeypatch):
+    def test_a_policy_that_diverges_has_no_success_and_rates_have_names(self, runs, monkeypatch):
         def diverges(*_):
             raise FloatingPointError("logits are not finite: the policy has diverged. Is")
 
