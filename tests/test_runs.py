@@ -21,15 +21,7 @@ import pytest
 import torch
 from conftest import message
 from toys import tiny
-from training import (
-    BRIEF,
-    assert_resumed_alike,
-    interrupted,
-    metrics,
-    read_lines,
-    run,
-    trainer_state,
-)
+from training import BRIEF, assert_resumed_alike, interrupted, metrics, read_lines, run, state_text
 
 from minragen import eval as evaluation
 from minragen import train as trainer
@@ -41,17 +33,7 @@ from minragen.run import log as log_module
 from minragen.run import reproduce, start
 from minragen.run import runs as runs_module
 from minragen.run.log import Log, lines_until, stop_requests
-from minragen.run.runs import (
-    damage,
-    find_checkpoint,
-    load_config,
-    load_trainer_state,
-    locked,
-    read_config,
-    save_checkpoint,
-    step_of,
-    with_files,
-)
+from minragen.run.runs import damage, find_checkpoint, read_config, save_checkpoint, step_of
 from minragen.trajectory import StopReason, Trajectory
 
 pytestmark = pytest.mark.usefixtures("runs")
@@ -207,7 +189,7 @@ class TestResume:
         assert_resumed_alike(runs, monkeypatch, options)
         lines = metrics(runs / "straight")
         assert [line["step"] for line in lines] == [0, 1, 2, 3, 3]
-        assert '"first_turn/marginal_std"' in trainer_state(runs / "straight")
+        assert '"first_turn/marginal_std"' in state_text(runs / "straight")
 
     def test_only_steps_and_a_larger_context_may_change(self, begun, runs):
         for argv, said in ((["--lr", "0.5"], "lr was 0.0003, got 0.5"),
@@ -270,7 +252,7 @@ class TestResume:
         torch.save({"step": Evil()}, tmp_path / "trainer.pt")
         learner = SimpleNamespace(policy=SimpleNamespace(device="cpu"))
         with pytest.raises(pickle.UnpicklingError):
-            load_trainer_state(tmp_path, learner)
+            runs_module.load_trainer_state(tmp_path, learner)
         assert not (tmp_path / "it ran").exists()
 
     def test_a_tokenizer_that_saves_a_folder_gets_a_checkpoint(self, tmp_path):
@@ -354,7 +336,7 @@ class TestResume:
         assert "Choose another name" in message("--run", "d", *BRIEF)
 
     def test_a_run_is_trained_by_one_process_at_a_time(self, begun):
-        with locked(begun):
+        with runs_module.locked(begun):
             assert f"run 'a' is being trained by process {os.getpid()}" in message(
                 "--run", "a", "--resume", "--steps", "3")
         run("--run a --resume --steps 3")
@@ -447,7 +429,7 @@ class TestDataFile:
         assert "countdown, split test: 2 episodes" in capsys.readouterr().out
         assert "there is no such file" in message(*resume)
         run(" ".join(resume), *there)
-        assert with_files(load_config("b"), []).env_arg[-1] == f"data={new}"
+        assert runs_module.with_files(runs_module.load_config("b"), []).env_arg[-1] == f"data={new}"
         new.write_text(new.read_text() + "\n")
         assert f"data is '{new}': its content differs" in message(*resume)
 
@@ -467,7 +449,7 @@ class TestDataFile:
             Path(value).touch()
         assert runs_module.data_files(["count=3", f"data={new}"]).keys() == {"data"}
         with pytest.raises(ValueError, match=f"'a'.*: {why}"):
-            with_files(config, [f"data={new}", option])
+            runs_module.with_files(config, [f"data={new}", option])
 
 
 class TestLines:
@@ -547,7 +529,7 @@ class TestReproduce:
 
     def test_a_renamed_run_goes_by_its_new_name(self, begun):
         begun.rename(begun.with_name("new"))
-        assert load_config("new").run == "new"
+        assert runs_module.load_config("new").run == "new"
 
     @pytest.mark.parametrize("line, new, said", [
         ({"a": 1}, {"a": 1}, ""), ({"a": 1}, {"a": 2}, "a: 1, now 2"),
