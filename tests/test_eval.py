@@ -13,12 +13,11 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from conftest import keep_runs_in, parsed
+from conftest import parsed, run_apart
 from test_families import write_family
 from training import read_lines, run
 
 from minragen import eval as evaluation
-from minragen import train
 from minragen.__main__ import main as command
 from minragen.envs import EnvGroups, make
 from minragen.look import evaluate as tables_of
@@ -197,14 +196,11 @@ def players_of(capsys, *argv):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """Two runs."""
-    folder = tmp_path_factory.mktemp("eval")
-    small = ["--env", "bandit", "--num-groups", "2", "--group-size", "4", "--val-size", "16"]
-    with pytest.MonkeyPatch.context() as patch:
-        keep_runs_in(folder, tmp_path_factory, patch)
-        for name in "ab":
-            train.main([*small, "--run", name, "--steps", "1"])
-    return folder
+    """Two runs, of which one is a copy of the other."""
+    run_a = run_apart(tmp_path_factory, "--env bandit --steps 1 --num-groups 2 --group-size 4 "
+                                        "--val-size 16")
+    shutil.copytree(run_a, run_a.with_name("b"))
+    return run_a.parent
 
 
 @pytest.fixture

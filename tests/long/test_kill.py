@@ -17,9 +17,8 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 from several import Launched, several
-from training import metrics
+from training import metrics, state_text
 
 from minragen.look import report
 from minragen.run.runs import find_checkpoint, step_of, write_whole
@@ -87,11 +86,8 @@ def kill(process, folder, rng, seconds):
 
 def state_of(folder):
     """Everything that a run leaves but its times."""
-    torch.set_printoptions(profile="full", precision=10)
-    checkpoint = folder / "checkpoint"
-    return (metrics(folder), (folder / "trajectories.jsonl").read_text(),
-            (checkpoint / "model.safetensors").read_bytes(),
-            str(torch.load(checkpoint / "trainer.pt", weights_only=True)))
+    return (metrics(folder), (folder / "trajectories.jsonl").read_text(), state_text(folder),
+            (folder / "checkpoint" / "model.safetensors").read_bytes())
 
 
 def survived(folder, known):
