@@ -174,11 +174,13 @@ class TestBundledWeights:
         assert '"6.0.0"' in policy.model.config.to_json_string()
         assert warmup_key(policy, *others, 3) == key
 
-    def test_the_presets_are_found_and_loaded(self, tmp_path, monkeypatch):
+    @pytest.mark.parametrize("rank", [0, 4])
+    def test_the_presets_are_found_and_loaded_also_for_adapters(self, rank, tmp_path, monkeypatch):
+        """tiny is warmed up in full."""
         monkeypatch.setenv("MINRAGEN_CACHE", str(tmp_path))
         config, said = preset("bandit"), []
-        folder = resolve("tiny", groups_of("bandit"), config.response_format,
-                         config.max_new_tokens, config.warmup_steps, say=said.append)
+        folder = resolve("tiny", groups_of("bandit"), config.response_format, config.max_new_tokens,
+                         config.warmup_steps, say=said.append, lora_rank=rank)
         assert "bundled weights" in said[0]
         stored = load_file(next(ASSETS.glob("tiny-bandit-*")))
         ours = load_policy(folder).model.state_dict()
