@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 import numpy as np
 import pytest
-from training import read_lines
+from training import changed, read_lines
 
 from minragen.__main__ import main
 from minragen.config import from_options
@@ -226,8 +226,7 @@ class TestPage:
         folders = [store(tmp_path / f"{HOSTILE.replace('/', '')}{i}", hostile=HOSTILE)
                    for i in range(2)]
         for i, folder in enumerate(folders):
-            rewritten(folder / "config.json", lambda text, i=i: json.dumps(
-                json.loads(text) | {"model": f"{i}{HOSTILE}"}))
+            changed(folder / "config.json", model=f"{i}{HOSTILE}")
             rewritten(folder / "metrics.jsonl", lambda text: text.replace("compressed", HOSTILE))
         pages = [report.write(folders[:1]), report.write(folders)]
         for page, shown in zip(pages, (folders[:1], folders)):
@@ -289,7 +288,7 @@ class TestDamage:
         {"response_format": "none"}, {"val_size": -5}, {"env_arg": ["size=99999"]}])
     def test_a_config_that_cannot_be_played_has_a_page(self, tmp_path, change):
         folder = store(tmp_path / "a")
-        rewritten(folder / "config.json", lambda text: json.dumps(json.loads(text) | change))
+        changed(folder / "config.json", **change)
         (folder / "checkpoint").mkdir()
         (folder / "checkpoint" / "manifest.json").write_text(DEEP)
         assert "31 of 64" in report.write([folder]).read_text() or "val_size" in change

@@ -59,6 +59,15 @@ def played(*argv):
     return config, learner, make_batch(trainer.roll_out(learner, groups, config))
 
 
+def updated(config, learner, batch, *models):
+    """Metrics of the batch's first update, and the names of the weights that it moved by model."""
+    before = [copy.deepcopy(model.state_dict()) for model in models]
+    batch, _ = trainer.compute_targets(learner, batch, config)
+    metrics = trainer.update(learner, batch, config, 1)
+    return metrics, [{name for name, x in model.state_dict().items()
+                      if not torch.equal(x, old[name])} for model, old in zip(models, before)]
+
+
 def episode(env="lake", rewards=(0.0, 1.0), tokens=(2, 3), stop=StopReason.TERMINATED, **metrics):
     """A trajectory written by hand: turns of so many sampled tokens after one of a prompt each."""
     trajectory = Trajectory(env, 1, 0, 0, turn_rewards=rewards, stop=stop,
@@ -441,8 +450,7 @@ class TestRuns:
         run("--run a --resume")
         assert metrics(runs / "a") == before
 
-    def test_it_stops_early_only_if_asked_with_the_reason_and_a_last_validation(
-            self, runs, monkeypatch, capsys):
+    def test_it_stops_early_only_if_asked_says_why_and_validates(self, runs, monkeypatch, capsys):
         monkeypatch.setattr(diagnostics, "early_stop", lambda history: (
             "it collapsed." if history and history[-1]["step"] == 2 else ""))
         for name, option, last in (("a", "true", 2), ("b", "false", 3)):

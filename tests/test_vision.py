@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import itertools
 import json
 import re
 import shlex
@@ -19,10 +20,10 @@ import transformers
 from conftest import message, parsed
 from safetensors.torch import load_file
 from several import several
-from test_train import build, played
+from test_train import build, played, updated
 from towers import TORCHVISION, folder_of, gemma3, gemma4, idefics3, llava, mistral3
 from toys import Painted, tiny
-from training import assert_resumed_alike, read_lines, run
+from training import assert_resumed_alike, changed, read_lines, run
 
 from minragen import eval as evaluation
 from minragen import train as trainer
@@ -341,14 +342,11 @@ class TestQwen:
             pytest.importorskip("peft")
         config, learner, batch = played(
             *VISUAL_LAKE, "--model", str(folder_of(towers.qwen3_vl, tmp)), *options.split())
-        batch, _ = trainer.compute_targets(learner, batch, config)
-        towers_of = [module for module in (learner.policy.model, learner.critic) if module]
-        before = [copy.deepcopy(module.state_dict()) for module in towers_of]
-        assert trainer.update(learner, batch, config, 1)["logprob_gap"] < 1e-5
-        for module, old in zip(towers_of, before):
-            moved = {name for name, x in module.state_dict().items() if not x.equal(old[name])}
-            for part in ("deepstack_merger_list", "patch_embed"):
-                assert any(part in name for name in moved) == ("lora" not in options), part
+        models = filter(None, (learner.policy.model, learner.critic))
+        metrics, moved = updated(config, learner, batch, *models)
+        assert metrics["logprob_gap"] < 1e-5
+        for names, part in itertools.product(moved, ("deepstack_merger_list", "patch_embed")):
+            assert any(part in name for name in names) == ("lora" not in options), part
 
 
 @pytest.mark.usefixtures("runs")
@@ -360,15 +358,10 @@ class TestRuns:
     def test_policy_and_critic_train_their_towers_or_leave_them(self):
         for options, moves in (((), True), (("--lora-rank", "4"), False)):
             config, learner, batch = played(*PAINTED, "--algo", "ppo", *options)
-            models = learner.policy.model, learner.critic
-            before = [copy.deepcopy(model.state_dict()) for model in models]
-            batch, _ = trainer.compute_targets(learner, batch, config)
-            trainer.update(learner, batch, config, 1)
-            for model, old in zip(models, before):
-                moved = " ".join(name for name, x in model.state_dict().items()
-                                 if not torch.equal(x, old[name]))
-                assert ("vision_tower" in moved) == moves and "layers" in moved
-                assert ("multi_modal_projector" in moved) == ("--lora-rank" not in options)
+            _, moved = updated(config, learner, batch, learner.policy.model, learner.critic)
+            for names in map(" ".join, moved):
+                assert ("vision_tower" in names) == moves and "layers" in names
+                assert ("multi_modal_projector" in names) == ("--lora-rank" not in options)
 
     def test_a_step_keeps_its_own_images_only(self):
         config, learner, groups = build(*PAINTED)
@@ -446,16 +439,14 @@ def package(request, tmp):
     return folder_of(request.param, tmp)
 
 
-PACKAGES = pytest.mark.parametrize("package", [gemma4, mistral3, gemma3, *QWEN], indirect=True)
-
-
 @pytest.mark.usefixtures("runs")
 class TestTextOnly:
     """Where no environment shows images a vision-language model is its decoder."""
 
-    @PACKAGES
-    def test_it_is_proved_and_its_decoder_alone_is_trained(self, package):
+    @pytest.mark.parametrize("package", [gemma4, mistral3, gemma3, *QWEN], indirect=True)
+    def test_it_is_proved_saved_as_loaded_and_trained_in_its_decoder_alone(self, package, tmp_path):
         policy = load_policy(package, sees=lambda: False)
+        policy.save(tmp_path)
         assert "gap" in prove(policy, 320) and policy.image_store is None
         tokens = torch.randint(len(policy.tokenizer), (2, 30))
         policy.logprobs(tokens, torch.arange(30).expand(2, 30) > 9)[0].sum().backward()
@@ -464,10 +455,6 @@ class TestTextOnly:
         for name, p in policy.model.named_parameters():
             assert p.requires_grad == (p in trained), name
             assert (p.grad is not None) == (p in trained), name
-
-    @PACKAGES
-    def test_it_is_saved_as_it_was_loaded(self, package, tmp_path):
-        load_policy(package, sees=lambda: False).save(tmp_path)
         before, after = (transformers.AutoModelForImageTextToText.from_pretrained(
             folder).state_dict() for folder in (package, tmp_path))
         assert before.keys() == after.keys()
@@ -502,10 +489,6 @@ class TestTextOnly:
 def other(tmp, tmp_path):
     """A copy of llava's folder."""
     return Path(shutil.copytree(folder_of(llava, tmp), tmp_path / "other"))
-
-
-def changed(path, **values):
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
 class TestBadInput:

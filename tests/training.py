@@ -32,6 +32,11 @@ def read_lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def changed(path, **values):
+    """Change values of the JSON object in a file."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
 def metrics(folder):
     return [*map(without_times, read_lines(folder / "metrics.jsonl"))]
 
