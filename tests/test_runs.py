@@ -415,8 +415,7 @@ class TestDataFile:
             vars(config) | {"data_files": {"data": runs_module.checksum(new)}}))
         return config, old, new
 
-    def test_a_run_whose_file_has_moved_is_evaluated_and_resumed_where_the_same_content_is(
-            self, runs, moved, capsys):
+    def test_a_run_whose_file_has_moved_goes_on_where_its_content_is(self, runs, moved, capsys):
         _, old, new = moved
         there, resume = ("--env-arg", f"data={new}"), ("--run", "b", "--resume", "--steps", "2")
         shutil.copy(new, old)

@@ -433,8 +433,7 @@ class TestMinif2f:
         "theorem aim : False", "example : False", "def aim : False",
         "namespace A\nlemma aim : False", "open ok\ntheorem aim : False",
         "theorem «a' does not depend on any axioms» : False"])
-    def test_a_goal_that_uses_sorry_or_whose_name_is_not_found_is_not_proved(
-            self, packaged, kimina, statement):
+    def test_a_goal_with_sorry_or_a_name_not_found_is_not_proved(self, packaged, kimina, statement):
         before = ("theorem no (p : Prop) : p := sorry\ntheorem ok.aim : True := True.intro\n"
                   "/-- theorem ok : True := by -/\ntheorem ok : True := True.intro\n")
         theorem = theorems.theorem_of({"header": lean.PRELUDE_HEADER,

@@ -69,8 +69,7 @@ class TestRule:
                 config, lr=base.lr, seed=0, device="", val_every=base.val_every,
                 save_every=base.save_every) == base
 
-    def test_what_is_stored_is_not_repeated_and_what_was_killed_goes_on(
-            self, trained, tmp_path, monkeypatch):
+    def test_what_is_stored_is_not_repeated_after_a_kill(self, trained, tmp_path, monkeypatch):
         measure = leaderboard.measure
 
         def killed(config):
@@ -238,8 +237,7 @@ class TestModels:
         monkeypatch.setattr(leaderboard, "write_page", lambda: None)
         return tmp_path / "models.json"
 
-    def test_a_folder_plays_beside_the_players_and_is_not_asked_twice(
-            self, begun, stored_at, capsys, monkeypatch):
+    def test_a_folder_plays_beside_the_players_once(self, begun, stored_at, capsys, monkeypatch):
         words = ["--model", str(begun / "checkpoint"), "--env", "bandit", "--size", "2"]
         leaderboard.main(words)
         (found,) = stored(stored_at).values()
