@@ -292,8 +292,7 @@ class TestBadInput:
         ("lock", Path.hardlink_to, "lock is a hard link"),
         ("errors.txt", Path.hardlink_to, "errors.txt is a hard link"),
         ("trajectories.jsonl", lambda path, _: os.mkfifo(path), "trajectories.jsonl is no file")])
-    def test_a_run_with_a_link_or_a_pipe_is_refused_before_anything_is_written(
-            self, runs, tmp_path, name, make, said):
+    def test_a_run_with_links_or_pipes_is_refused_untouched(self, runs, tmp_path, name, make, said):
         """What a link leads to would be overwritten; a pipe would be read for ever."""
         mine, path = tmp_path / "mine", runs / "a" / name
         store(mine)

@@ -151,8 +151,7 @@ class TestLearning:
     def test_a_mini_batch_may_have_fewer_rows_than_there_are_processes(self, real, float64):
         assert_equal(real, configured(mini_batch=2), processes=4)
 
-    def test_resumed_by_another_number_of_processes_it_goes_on_as_if_never_stopped(
-            self, float64, monkeypatch, tmp_path):
+    def test_another_number_of_processes_resumes_it_exactly(self, float64, monkeypatch, tmp_path):
         config = configured(algo="ppo", **EVERYTHING)
 
         def policy(source, *_):
@@ -182,8 +181,7 @@ class TestLearning:
 class TestEnd:
     """In processes without a launcher, which would end them too."""
 
-    def test_an_early_stop_or_a_request_that_reaches_one_process_stops_all_after_the_same_step(
-            self, runs, monkeypatch):
+    def test_an_early_stop_or_a_request_to_one_process_stops_all_together(self, runs, monkeypatch):
         roll_out = trainer.roll_out
 
         def asked(learner, *given):

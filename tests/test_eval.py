@@ -2,12 +2,12 @@
 
 import csv
 import itertools
+import json
 import math
 import re
 import shutil
 from collections import Counter
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -15,10 +15,13 @@ import numpy as np
 import pytest
 from conftest import parsed, run_apart
 from test_families import write_family
+from test_readme import code_blocks
 from training import read_lines, run
 
 from minragen import eval as evaluation
 from minragen.__main__ import main as command
+from minragen.config import Config, preset
+from minragen.environments.data import DATA
 from minragen.envs import EnvGroups, make
 from minragen.look import evaluate as tables_of
 from minragen.look import play as on_screen
@@ -188,6 +191,21 @@ class TestEvaluate:
         assert sum(episode.success for episode in scripted(held, nearest)) == solved
 
 
+SCRIPTED = json.loads((DATA / "players.json").read_text("utf-8"))
+PROGRAMS = {"deepcoder", "lean"}  # they run programs, which takes long
+
+
+class TestPlayers:
+    @pytest.mark.parametrize("name", sorted({row["env"] for row in SCRIPTED} - PROGRAMS))
+    def test_the_shallow_player_succeeds_as_often_as_the_table_of_the_environments_says(self, name):
+        """On the instances of a validation, by default and with the options of tiny's preset."""
+        stored = [row for row in SCRIPTED if row["env"] == name]
+        for config, row in zip((Config(env=name), preset(name)), stored, strict=True):
+            played = scripted(env_groups(config, "val", row["size"]),
+                              lambda env, texts, rng: env.shallow_answer(texts))
+            assert sum(t.success for t in played) == row["players"]["shallow player"]
+
+
 def players_of(capsys, *argv):
     """The names in the table that the command prints."""
     evaluation.main([*argv])
@@ -299,8 +317,7 @@ class TestCommand:
             command(["play", *words])
         assert end.value.code == 0 and "--run" in capsys.readouterr().out
 
-    def test_the_best_checkpoint_is_measured_if_asked_for_and_if_there_is_one(
-            self, trained, refused, capsys, monkeypatch):
+    def test_the_best_checkpoint_is_measured_if_asked(self, trained, refused, capsys, monkeypatch):
         best, loaded, load = trained / "a" / "checkpoint.best", [], start.load_policy
         monkeypatch.setattr(start, "load_policy", lambda source, *given: (
             loaded.append(source) or load(source, *given)))
@@ -359,17 +376,15 @@ class TestCommand:
 
 class TestElsewhere:
     @pytest.mark.parametrize("options", [(), ("--lora-rank", "4")])
-    def test_the_program_on_the_page_samples_the_ids_that_the_checkpoint_samples_here(
-            self, options, runs, monkeypatch, capsys):
-        page = (Path(__file__).parent.parent / "docs" / "running.md").read_text()
-        (program,) = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    def test_the_pages_program_samples_the_same_ids(self, options, runs, monkeypatch, capsys):
+        (lines,) = code_blocks("running.md", "python")
         run("--env frozenlake --run lake --steps 1 --num-groups 2 --group-size 4 --val-size 2 "
             "--diagnose-every 0", *options)
         config = load_config("lake")
         here = measure.checkpoint_player(config, "lake")(env_groups(config, "test", 2))
         monkeypatch.chdir(runs.parent)
         for seed, t in enumerate(here["checkpoint, greedy"]):
-            exec(program.replace("seed=0", f"seed={seed}"), found := {})
+            exec("\n".join(lines).replace("seed=0", f"seed={seed}"), found := {})
             assert [*found["ids"][0].tolist(), *found["out"].tolist()] == t.tokens
             assert bool(found["info"]["success"]) == t.success
         assert sum(len(t.turns) for t in here["checkpoint, greedy"]) > 2  # so there is a history
@@ -429,8 +444,7 @@ class TestShow:
             "board\n> <think>]0;title Up\n\nboard 2\n> <think>Down\n\n'x'\ngone\n"
             "--- env error, return -0.1 = 0 + -0.1")
 
-    def test_a_run_is_measured_in_its_own_format_window_and_temperature_and_shown_in_rounds(
-            self, runs, capsys, tmp_path):
+    def test_a_run_is_measured_with_its_settings_and_shown_in_rounds(self, runs, capsys, tmp_path):
         """Here of a mixture, one instance of each environment a round."""
         run("--env toys:Lottery,toys:Raffle --context limited --window 2 --run w --steps 1 "
             "--num-groups 2 --group-size 2 --val-size 4 --warmup-steps 0 --max-new-tokens 6 "

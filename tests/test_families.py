@@ -145,8 +145,6 @@ FAMILIES = {  # name: class of the configuration, or who makes the model; option
     "Jamba": ("Jamba", dict(use_mamba_kernels=False)),
     "T5": ("T5", {}),
 }
-
-
 SOME = ("Gemma 2", "Cohere 2", "Mistral, window", "GPT-NeoX", "Mamba", "Jamba", "Bloom", "T5",
         "GPT-2, longer", "Phi-3, longrope, longer")  # long/test_at_length.py tries the others
 

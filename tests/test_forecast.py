@@ -55,8 +55,7 @@ def numbers_of(page, row):
 
 
 class TestParts:
-    def test_a_process_holds_its_share_of_the_slots_and_validation_may_have_more_rows_than_training(
-            self, monkeypatch):
+    def test_a_process_holds_its_share_of_slots_and_validation_may_need_most(self, monkeypatch):
         def slots(**options):
             return forecast_of_large("Qwen2.5-0.5B", **options)[1]["rollout"]["KV slots"]
 

@@ -36,8 +36,7 @@ class TestCalls:
         with pytest.raises(RuntimeError, match="--log wandb: KeyError"):
             start(tmp_path, "wandb")
 
-    def test_tensorboard_begins_anew_gets_numbers_with_their_step_and_shows_them_at_once(
-            self, tmp_path, monkeypatch):
+    def test_tensorboard_begins_anew_and_shows_numbers_at_once(self, tmp_path, monkeypatch):
         writer = MagicMock()
         monkeypatch.setitem(sys.modules, "torch.utils.tensorboard",
                             SimpleNamespace(SummaryWriter=writer))
@@ -106,8 +105,7 @@ class TestFiles:
 
 
 class TestRefusal:
-    def test_a_name_that_is_no_logger_and_a_missing_package_are_refused_before_anything_is_made(
-            self, runs, monkeypatch):
+    def test_an_unknown_logger_and_a_missing_package_are_refused_at_once(self, runs, monkeypatch):
         for name in ("tensorboard", "wandb"):
             monkeypatch.setitem(sys.modules, name, None)
             assert message("--run", "a", "--log", name) == (

@@ -67,8 +67,7 @@ class TestFullDisk:
 
 
 class TestPowerCut:
-    def test_nothing_gets_its_name_and_no_checkpoint_is_whole_before_the_disk_holds_it(
-            self, runs, monkeypatch):
+    def test_nothing_has_its_name_or_is_whole_before_the_disk_holds_it(self, runs, monkeypatch):
         flushed, renamed, folder = {}, [], runs / "a"
 
         def fsync(descriptor):
@@ -99,8 +98,7 @@ class TestPowerCut:
             "manifest.json": 2, "checkpoint": 2, "checkpoint.old": 1})
         assert is_held(folder)  # and so the new names
 
-    def test_whichever_flush_or_renaming_fails_a_whole_checkpoint_stays_and_the_next_is_saved(
-            self, tmp_path, monkeypatch):
+    def test_whatever_flush_or_renaming_fails_a_whole_checkpoint_stays(self, tmp_path, monkeypatch):
         policy, frame = tiny()
         learner = trainer.Learner(policy, frame, AdamW(policy.model.parameters(), 1e-3),
                                   reference=policy)

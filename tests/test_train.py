@@ -440,8 +440,7 @@ class TestRuns:
         assert ["first_turn/mi" in line for line in lines] == [False, True, True, False, True,
                                                               False]
 
-    def test_a_run_whose_filter_stays_empty_stops_says_why_and_plays_no_step_when_resumed(
-            self, runs, capsys):
+    def test_a_run_whose_filter_stays_empty_stops_for_good_and_says_why(self, runs, capsys):
         run("--env toys:Lottery --run a --steps 9 --num-groups 2 --group-size 4 --val-size 1 "
             "--warmup-steps 0 --env-arg prize=0.0 --max-turns 1 --reward success")
         assert "the filter (top_p) kept no group" in capsys.readouterr().out

@@ -465,8 +465,7 @@ class TestTextOnly:
                 assert (package / name).read_bytes() == (tmp_path / name).read_bytes()
 
     @pytest.mark.parametrize("package", [gemma4, towers.qwen2_5_vl, towers.qwen3_5], indirect=True)
-    def test_a_run_says_so_goes_on_bit_for_bit_and_can_be_evaluated(
-            self, package, runs, monkeypatch, capsys):
+    def test_runs_say_so_resume_exactly_and_are_measured(self, package, runs, monkeypatch, capsys):
         options = shlex.split(f"--env frozenlake --model {package} --warmup-steps 0 --num-groups 2 "
                               f"--group-size 2 --val-size 2 --mini-batch 4 --max-new-tokens 8 "
                               f"--kl-coef 0.1 --steps 2 --save-every 1 --max-context 1600")
