@@ -88,8 +88,7 @@ class TestContract:
         (lambda b, c: b.token_rewards / 0, "not finite"),
         (lambda b, c: torch.ones_like(b.token_rewards), "outside response_mask"),
         (lambda b, c: b.scores[:, None], "one an episode")])
-    def test_it_refuses_an_estimator_whose_advantages_are_not_sound(
-            self, trained, monkeypatch, estimate, said):
+    def test_it_refuses_advantages_that_are_not_sound(self, trained, monkeypatch, estimate, said):
         monkeypatch.setitem(starpo.ESTIMATORS, "broken", ("group", estimate))
         with pytest.raises(AssertionError, match=said):
             assert_advantages_are_sound(trained("--advantages broken").batches)

@@ -131,8 +131,7 @@ class TestBadServers:
         (completion("x", usage=USAGE | {"prompt_tokens": math.inf}), "does not answer"),
         (b"[" * 50_000, "does not answer"), (completion(5), "does not answer"),
         (completion("x", usage={"prompt_tokens": "many"}), "does not answer")])
-    def test_a_redirect_an_endless_reply_and_what_is_no_chat_completion_are_refused(
-            self, server, answer, said):
+    def test_redirects_endless_replies_and_other_answers_are_refused(self, server, answer, said):
         with pytest.raises(RuntimeError, match=said) as error:
             Server(server(lambda request: answer), "m").collect(EnvGroups("bandit", 40, 1))
         assert str(error.value).isprintable()  # it cannot speak to the terminal
@@ -140,8 +139,7 @@ class TestBadServers:
     @pytest.mark.parametrize("answer, said", [
         (lambda request: 503, "/v1 does not .*HTTP Error 503.*try 1 of 6.*Is it running"),
         (lambda request: time.sleep(1) or {}, "timed out")])
-    def test_one_deadline_holds_for_a_request_with_its_tries(
-            self, server, answer, said, monkeypatch):
+    def test_a_request_and_its_tries_have_one_deadline(self, server, answer, said, monkeypatch):
         monkeypatch.setattr(api, "SECONDS", 0.2)
         with pytest.raises(RuntimeError, match=said):
             Server(server(answer), "m").collect(EnvGroups("bandit", 1, 1))

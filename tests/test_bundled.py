@@ -115,8 +115,7 @@ class TestWarmUp:
         monkeypatch.setitem(bundled.DEMONSTRATOR, "pretrained", bundled.noisy_answer)
         assert warmup_key(*given, 3) != key
 
-    def test_a_step_is_adam_on_the_mean_over_all_reply_tokens_of_its_demonstrations(
-            self, monkeypatch):
+    def test_a_step_is_adam_on_the_mean_over_all_reply_tokens_of_demonstrations(self, monkeypatch):
         """In plain loops. The demonstrations of the first two steps are repeated."""
         monkeypatch.setattr(bundled, "BATCH", {"tiny": 4})
         monkeypatch.setattr(bundled, "WARMUP_TOKENS", 300)  # less than four conversations
@@ -175,11 +174,13 @@ class TestBundledWeights:
         assert '"6.0.0"' in policy.model.config.to_json_string()
         assert warmup_key(policy, *others, 3) == key
 
-    def test_the_presets_are_found_and_loaded(self, tmp_path, monkeypatch):
+    @pytest.mark.parametrize("rank", [0, 4])
+    def test_the_presets_are_found_and_loaded_also_for_adapters(self, rank, tmp_path, monkeypatch):
+        """tiny is warmed up in full."""
         monkeypatch.setenv("MINRAGEN_CACHE", str(tmp_path))
         config, said = preset("bandit"), []
-        folder = resolve("tiny", groups_of("bandit"), config.response_format,
-                         config.max_new_tokens, config.warmup_steps, say=said.append)
+        folder = resolve("tiny", groups_of("bandit"), config.response_format, config.max_new_tokens,
+                         config.warmup_steps, say=said.append, lora_rank=rank)
         assert "bundled weights" in said[0]
         stored = load_file(next(ASSETS.glob("tiny-bandit-*")))
         ours = load_policy(folder).model.state_dict()
@@ -205,8 +206,7 @@ class TestBundledWeights:
         assert bundled.checksums(untrained) == bundled.checksums(expected)
 
     @pytest.mark.parametrize("env", sorted(REGISTRY))
-    def test_they_are_of_the_presets_key_and_its_replies_fit_into_the_tokens_of_a_turn(
-            self, env, monkeypatch):
+    def test_they_have_the_presets_key_and_replies_fit_into_a_turns_tokens(self, env, monkeypatch):
         played = []
         monkeypatch.setattr(bundled, "demonstrate",
                             lambda *args: played.append(demonstrate(*args)) or played[-1])

@@ -174,8 +174,7 @@ class TestFamilies:
             for harmless, ids in ((first("x", "x"), first("x", text)),
                                   (following(None, "x"), following(None, text))):
                 assert [i for i in ids if i in added] == [i for i in harmless if i in added], text
-            system = system_message(frame, text).removesuffix(
-                format_instructions("free_think"))
+            system = system_message(frame, text).removesuffix(format_instructions("free_think"))
             assert not added.keys() & set(frame.encode(system)), text
 
 
@@ -275,8 +274,7 @@ class TestParsing:
     @pytest.mark.parametrize("response_format", FORMATS)
     @settings(max_examples=25, deadline=None)
     @given(data=st.data())
-    def test_a_reply_ends_at_its_shortest_beginning_that_is_read_as_complete_or_not_at_all(
-            self, response_format, data):
+    def test_a_reply_ends_at_its_first_complete_beginning_or_never(self, response_format, data):
         form = FORMATS[response_format]
         tags = re.findall(r"<[^>]+>", form) + re.findall(r"(?:<[^>]+>)+", form)
         noise = st.lists(st.sampled_from(

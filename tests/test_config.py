@@ -292,8 +292,7 @@ class TestBadInput:
         ("lock", Path.hardlink_to, "lock is a hard link"),
         ("errors.txt", Path.hardlink_to, "errors.txt is a hard link"),
         ("trajectories.jsonl", lambda path, _: os.mkfifo(path), "trajectories.jsonl is no file")])
-    def test_a_run_with_a_link_or_a_pipe_is_refused_before_anything_is_written(
-            self, runs, tmp_path, name, make, said):
+    def test_a_run_with_links_or_pipes_is_refused_untouched(self, runs, tmp_path, name, make, said):
         """What a link leads to would be overwritten; a pipe would be read for ever."""
         mine, path = tmp_path / "mine", runs / "a" / name
         store(mine)
@@ -310,8 +309,7 @@ class TestBadInput:
             command(["report", "a"])
         assert {file: file.read_text() for file in mine.iterdir()} == before
 
-    def test_a_file_that_is_renamed_while_it_is_looked_at_is_nothing_to_refuse(
-            self, runs, monkeypatch):
+    def test_a_file_that_is_renamed_while_it_is_read_is_nothing_to_refuse(self, runs, monkeypatch):
         """A run that trains renames its files, and `make report` may look at it."""
         store(runs / "a")
         monkeypatch.setattr(Path, "rglob", lambda folder, _: [folder / "metrics.jsonl.part"])
@@ -321,8 +319,7 @@ class TestBadInput:
         {"env": "runs.a.evil:Evil"}, {"env": "runs:Evil"}, {"env": "bandit=8, runs.a.evil:Evil=8"},
         {"env": "runs.a.evil:Evil-v0"}, {"algo": "runs.a.evil:preset"},
         {"layer": ("action_noise", "runs.a.evil:Evil,x=1")}])
-    def test_python_in_the_folder_of_a_run_is_not_imported(self, runs, tmp_path, option,
-                                                           monkeypatch):
+    def test_python_in_a_runs_folder_is_not_imported(self, runs, tmp_path, option, monkeypatch):
         monkeypatch.chdir(tmp_path)
         monkeypatch.syspath_prepend("")
         store(runs / "a", **option)

@@ -19,9 +19,12 @@ DISTIL = ["--advantages", "none", "--kl-coef", "1", "--filter", "none", "--entro
 
 
 class TestTeacher:
-    def test_the_kl_is_to_the_run_that_is_named_and_falls(self, runs):
+    def test_the_kl_to_the_run_that_is_named_falls_and_that_one_has_no_gradients(self, runs):
         run("--run teacher --steps 6 --lr 2e-3", *BRIEF)
         run("--run taught --steps 12 --lr 1e-3 --teacher teacher", *BRIEF, *DISTIL)
+        config = parsed(*BRIEF, *DISTIL, "--teacher", "teacher")
+        teacher = start.teacher_of(config, start.load(config)[0])
+        assert not any(p.requires_grad for p in teacher.model.parameters())
         gap = [line["kl_ref"] for line in metrics(runs / "taught") if "kl_ref" in line]
         assert gap[0] > 1e-3 and sum(gap[-3:]) < 0.5 * sum(gap[:3])
 
@@ -37,12 +40,6 @@ class TestTeacher:
         run("--run half --resume --steps 3")
         one, other = (metrics(runs / name)[3]["kl_ref"] for name in ("whole", "half"))
         assert one == other
-
-    def test_it_has_no_gradients(self, runs):
-        run("--run teacher --steps 1", *BRIEF)
-        config = parsed(*BRIEF, *DISTIL, "--teacher", "teacher")
-        teacher = start.teacher_of(config, start.load(config)[0])
-        assert not any(p.requires_grad for p in teacher.model.parameters())
 
     def test_what_cannot_teach_is_refused_with_a_sentence(self, runs):
         run("--env frozenlake --run lake --steps 1 --num-groups 2 --group-size 2 --val-size 2 "

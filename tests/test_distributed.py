@@ -43,8 +43,7 @@ LOTTERY = shlex.split(
 
 
 class TestProgress:
-    def test_every_long_part_of_a_run_and_an_evaluation_tell_of_it(
-            self, runs, tmp_path, monkeypatch, capfd):
+    def test_long_parts_of_runs_and_evaluations_are_told(self, runs, tmp_path, monkeypatch, capfd):
         monkeypatch.setattr(distributed, "SELDOM", 0)
         monkeypatch.setenv("MINRAGEN_CACHE", str(tmp_path))  # so that there is a warm-up
         start.main([*LOTTERY, "--env", "bandit", "--steps", "1", "--warmup-steps", "2", "--run",
@@ -140,8 +139,7 @@ class TestEpisodes:
 
 class TestLearning:
     @pytest.mark.parametrize("algo, processes", [("grpo", 2), ("ppo", 3)])
-    def test_three_steps_end_with_the_weights_and_metrics_of_one_process(
-            self, real, float64, algo, processes):
+    def test_three_steps_end_like_those_of_one_process(self, real, float64, algo, processes):
         config = configured(algo=algo, **EVERYTHING)
         _, _, learner = real(config, play=collect)
         _, _, other = real(config, play=collect, processes=processes)
@@ -153,8 +151,7 @@ class TestLearning:
     def test_a_mini_batch_may_have_fewer_rows_than_there_are_processes(self, real, float64):
         assert_equal(real, configured(mini_batch=2), processes=4)
 
-    def test_resumed_by_another_number_of_processes_it_goes_on_as_if_never_stopped(
-            self, float64, monkeypatch, tmp_path):
+    def test_another_number_of_processes_resumes_it_exactly(self, float64, monkeypatch, tmp_path):
         config = configured(algo="ppo", **EVERYTHING)
 
         def policy(source, *_):
@@ -184,8 +181,7 @@ class TestLearning:
 class TestEnd:
     """In processes without a launcher, which would end them too."""
 
-    def test_an_early_stop_or_a_request_that_reaches_one_process_stops_all_after_the_same_step(
-            self, runs, monkeypatch):
+    def test_an_early_stop_or_a_request_to_one_process_stops_all_together(self, runs, monkeypatch):
         roll_out = trainer.roll_out
 
         def asked(learner, *given):
@@ -215,8 +211,7 @@ class TestEnd:
         assert "error in process 1: OSError: no such city (" in said
         assert "in broken_in_process_1).\n" in said and said.count("Traceback") == 1
 
-    def test_a_taken_name_is_refused_once_and_what_was_said_before_is_not_lost(
-            self, runs, capfd, tmp_path):
+    def test_a_taken_name_is_refused_once_and_earlier_output_is_kept(self, runs, capfd, tmp_path):
         (runs / "taken").mkdir(parents=True)
 
         def begin():
@@ -229,7 +224,6 @@ class TestEnd:
         first, other = ((tmp_path / f"out-{rank}").read_text() for rank in range(2))
         assert first.startswith("as an environment may\nminragen  toys:Lottery")
         assert other == "as an environment may\n"
-
 
 
 def broken_in_process_1(env, rng):

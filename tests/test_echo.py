@@ -25,8 +25,7 @@ def played():
 
 
 class TestPredicted:
-    def test_they_are_the_state_after_every_reply_and_nothing_of_reward_budget_or_template(
-            self, played):
+    def test_they_are_the_state_after_each_reply_and_not_reward_budget_or_template(self, played):
         trajectories, frame = played
         for t in trajectories:
             (row,) = t.sequences
@@ -38,8 +37,7 @@ class TestPredicted:
             assert not any(row.response_mask[i] for i in row.predicted)
 
     @pytest.mark.parametrize("name", FAMILIES)
-    def test_tokenizers_of_other_models_split_the_state_as_exactly_as_their_tokens_allow(
-            self, name):
+    def test_other_tokenizers_split_the_state_as_exactly_as_their_tokens_allow(self, name):
         """A token that begins before the state or ends behind it is left out."""
         tokenizer, end = family(name)
         frame = EchoFrame(tokenizer, model_eos=end)
@@ -55,8 +53,7 @@ class TestPredicted:
     @pytest.mark.parametrize("observation, state", [
         ("Reward: 0\nTurns left: 3", "3"), ("Reward: 0\nA board", "Another board"),
         ("Reward: 0\nNothing", "")])
-    def test_a_state_that_the_observation_does_not_show_is_not_predicted(
-            self, played, observation, state):
+    def test_a_state_that_is_not_shown_is_not_predicted(self, played, observation, state):
         frame = played[1]
         assert list(frame.places(frame.next_prompt_ids(5, observation), observation, state)) == []
 

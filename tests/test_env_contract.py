@@ -29,6 +29,10 @@ from minragen.envs import FORMAT_PENALTY, IMAGE, SPLITS, Budget, TextEnv, image_
 from minragen.run.groups import env_groups, metric_name
 from minragen.support.formats import FORMATS
 
+# What is true inside layers, too: test_layers.py and long/test_at_length.py run these with others.
+__all__ = ["TestBudget", "TestGroups", "TestHostileAnswers", "TestLife", "TestRandomPolicy",
+           "TestSeeds", "TestShallowPlayer", "TestSolver"]
+
 # Environments that must be stochastic, with the options that make them so.
 STOCHASTIC = {"bandit": {}, "frozenlake": {"slip": 0.5}}
 # Its own, and numbers that none has. An environment may refuse some, but then with a ValueError.
@@ -144,8 +148,7 @@ def has_solver(env):
 def random_episodes(name, split="train", member=0):
     """One for each seed, all played in one environment."""
     env = stochastic(name, split)
-    return [play(env, seed, random_player(seed), member)
-            for seed in seeds(name.split()[0], 30)]
+    return [play(env, seed, random_player(seed), member) for seed in seeds(name.split()[0], 30)]
 
 
 def curious(player, env):

@@ -264,8 +264,7 @@ class TestTimeLimit:
 
 class TestServerGone:
     @pytest.mark.parametrize("parallel", [False, True], ids=["in line", "in threads"])
-    def test_its_steps_wait_and_are_tried_again_and_the_others_are_not(
-            self, monkeypatch, capsys, parallel):
+    def test_its_steps_wait_and_are_tried_again_and_no_others(self, monkeypatch, capsys, parallel):
         pauses, failures = [], 2
         monkeypatch.setattr(run_groups.time, "sleep", pauses.append)
 

@@ -2,24 +2,26 @@
 
 import csv
 import itertools
+import json
 import math
 import re
 import shutil
 from collections import Counter
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from conftest import keep_runs_in, parsed
+from conftest import parsed, run_apart
 from test_families import write_family
+from test_readme import code_blocks
 from training import read_lines, run
 
 from minragen import eval as evaluation
-from minragen import train
 from minragen.__main__ import main as command
+from minragen.config import Config, preset
+from minragen.environments.data import DATA
 from minragen.envs import EnvGroups, make
 from minragen.look import evaluate as tables_of
 from minragen.look import play as on_screen
@@ -80,8 +82,7 @@ class TestEvaluate:
         lake, arms = map(sums, tables.values())
         assert lake["checkpoint"] == (2, 3, 0.5) and lake["checkpoint, greedy"] == (1, 3, 0.1)
         assert arms["checkpoint"] == (0, 2, 0.0) and arms["checkpoint, greedy"] == (2, 2, 0.2)
-        assert [*lake][2:] == ["random policy", "shallow player", "nearest demonstration",
-                               "solver"]
+        assert [*lake][2:] == ["random policy", "shallow player", "nearest demonstration", "solver"]
         assert lake["solver"] == (3, 3, 1.0) and tables["bandit"].rows == [3, 4]
 
     def test_pass_at_k_is_averaged_over_the_instances_for_powers_of_two(self):
@@ -96,8 +97,7 @@ class TestEvaluate:
         assert (lake.rows, lake.passed) == ([1], {1: 0.5, 2: 1.0})  # without failures
         assert (arms.rows, arms.passed) == ([2], {1: 1.0, 2: 1.0})
 
-    def test_an_instance_on_which_an_environment_failed_is_told_and_in_nobodys_rate(
-            self, monkeypatch, capsys):
+    def test_an_instance_that_failed_is_told_and_in_nobodys_rate(self, monkeypatch, capsys):
         sampled = [(True, 1.0), (False, 0.5), (False, 9.0, "OSError: gone"), (True, 0.3)]
         config = parsed("--env", "bandit")
         monkeypatch.setattr(type(make("bandit")), "shallow_answer", staticmethod(
@@ -168,8 +168,7 @@ class TestEvaluate:
         assert {*groups.names} == {"bandit", "countdown"}
 
     @pytest.mark.parametrize("env, solved", [("bandit", 15), ("countdown", 0)])
-    def test_the_nearest_demonstration_is_the_one_that_shares_most_of_the_rare_words(
-            self, env, solved):
+    def test_the_nearest_demonstration_shares_most_of_the_rare_words(self, env, solved):
         """Its slow twin compares every pair of conversations."""
         def answers(groups, player):
             said = []
@@ -192,6 +191,21 @@ class TestEvaluate:
         assert sum(episode.success for episode in scripted(held, nearest)) == solved
 
 
+SCRIPTED = json.loads((DATA / "players.json").read_text("utf-8"))
+PROGRAMS = {"deepcoder", "lean"}  # they run programs, which takes long
+
+
+class TestPlayers:
+    @pytest.mark.parametrize("name", sorted({row["env"] for row in SCRIPTED} - PROGRAMS))
+    def test_the_shallow_player_succeeds_as_often_as_the_table_of_the_environments_says(self, name):
+        """On the instances of a validation, by default and with the options of tiny's preset."""
+        stored = [row for row in SCRIPTED if row["env"] == name]
+        for config, row in zip((Config(env=name), preset(name)), stored, strict=True):
+            played = scripted(env_groups(config, "val", row["size"]),
+                              lambda env, texts, rng: env.shallow_answer(texts))
+            assert sum(t.success for t in played) == row["players"]["shallow player"]
+
+
 def players_of(capsys, *argv):
     """The names in the table that the command prints."""
     evaluation.main([*argv])
@@ -200,14 +214,11 @@ def players_of(capsys, *argv):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """Two runs."""
-    folder = tmp_path_factory.mktemp("eval")
-    small = ["--env", "bandit", "--num-groups", "2", "--group-size", "4", "--val-size", "16"]
-    with pytest.MonkeyPatch.context() as patch:
-        keep_runs_in(folder, tmp_path_factory, patch)
-        for name in "ab":
-            train.main([*small, "--run", name, "--steps", "1"])
-    return folder
+    """Two runs, of which one is a copy of the other."""
+    run_a = run_apart(tmp_path_factory, "--env bandit --steps 1 --num-groups 2 --group-size 4 "
+                                        "--val-size 16")
+    shutil.copytree(run_a, run_a.with_name("b"))
+    return run_a.parent
 
 
 @pytest.fixture
@@ -244,8 +255,7 @@ class TestCommand:
                                "0.75"]
         assert passes == "pass@1 0.250  pass@2 0.500"
 
-    def test_it_measures_a_run_on_the_split_asked_for_as_the_run_measured_itself(
-            self, trained, refused, capsys):
+    def test_it_measures_a_run_on_a_split_as_it_measured_itself(self, trained, refused, capsys):
         (trained / "a").rename(trained / "d")  # a run is where its folder is
         lines = read_lines(trained / "d" / "metrics.jsonl")
         for split, line in (("val", lines[1]), ("test", lines[2])):
@@ -260,8 +270,7 @@ class TestCommand:
         refused((["--run", "e"], "unknown run 'e'. Known: b, d."),
                 (["--run", "d", "--size", "0"], "expected 1 to 65536"))
 
-    def test_several_runs_are_measured_and_a_run_without_a_checkpoint_is_refused(
-            self, trained, refused, capsys):
+    def test_several_runs_are_measured_if_all_have_a_checkpoint(self, trained, refused, capsys):
         assert players_of(capsys, "--run", "a b", "--size", "4").count("checkpoint") == 2
         for path in (trained / "b").glob("checkpoint*"):
             shutil.rmtree(path)
@@ -308,8 +317,7 @@ class TestCommand:
             command(["play", *words])
         assert end.value.code == 0 and "--run" in capsys.readouterr().out
 
-    def test_the_best_checkpoint_is_measured_if_asked_for_and_if_there_is_one(
-            self, trained, refused, capsys, monkeypatch):
+    def test_the_best_checkpoint_is_measured_if_asked(self, trained, refused, capsys, monkeypatch):
         best, loaded, load = trained / "a" / "checkpoint.best", [], start.load_policy
         monkeypatch.setattr(start, "load_policy", lambda source, *given: (
             loaded.append(source) or load(source, *given)))
@@ -338,11 +346,9 @@ class TestCommand:
         assert rows[0]["pass@k"].startswith("1:0.") and rows[0]["split"] == "val"
         assert [m["role"] for m in chats[0]["messages"]] == ["system", "user", "assistant"]
 
-    def test_a_model_that_was_not_trained_is_measured_with_its_presets_in_each_environment(
-            self, capsys):
+    def test_an_untrained_model_is_measured_with_its_presets_in_each_environment(self, capsys):
         assert players_of(capsys, "--env", "bandit", "--model", "tiny", "--size", "4",
                           "--temperature", "0")[:2] == ["tiny", "tiny, greedy"]
-
 
     def test_a_model_that_computes_cached_turns_wrongly_is_refused(self, refused, tmp_path):
         write_family("Jamba", tmp_path / "jamba")
@@ -370,17 +376,15 @@ class TestCommand:
 
 class TestElsewhere:
     @pytest.mark.parametrize("options", [(), ("--lora-rank", "4")])
-    def test_the_program_on_the_page_samples_the_ids_that_the_checkpoint_samples_here(
-            self, options, runs, monkeypatch, capsys):
-        page = (Path(__file__).parent.parent / "docs" / "running.md").read_text()
-        (program,) = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    def test_the_pages_program_samples_the_same_ids(self, options, runs, monkeypatch, capsys):
+        (lines,) = code_blocks("running.md", "python")
         run("--env frozenlake --run lake --steps 1 --num-groups 2 --group-size 4 --val-size 2 "
             "--diagnose-every 0", *options)
         config = load_config("lake")
         here = measure.checkpoint_player(config, "lake")(env_groups(config, "test", 2))
         monkeypatch.chdir(runs.parent)
         for seed, t in enumerate(here["checkpoint, greedy"]):
-            exec(program.replace("seed=0", f"seed={seed}"), found := {})
+            exec("\n".join(lines).replace("seed=0", f"seed={seed}"), found := {})
             assert [*found["ids"][0].tolist(), *found["out"].tolist()] == t.tokens
             assert bool(found["info"]["success"]) == t.success
         assert sum(len(t.turns) for t in here["checkpoint, greedy"]) > 2  # so there is a history
@@ -415,8 +419,7 @@ class TestPlay:
 class TestShow:
     """`minragen play --run NAME`: the policy plays."""
 
-    def test_it_shows_the_episodes_that_are_measured_from_the_seed_on(
-            self, trained, capsys, tmp_path):
+    def test_it_shows_the_measured_episodes_from_the_seed_on(self, trained, capsys, tmp_path):
         evaluation.main(["--run", "a", "--split", "val", "--size", "5", "--out", str(tmp_path)])
         chats = read_lines(tmp_path / "chats.jsonl")[2:]
         capsys.readouterr()
@@ -441,8 +444,7 @@ class TestShow:
             "board\n> <think>]0;title Up\n\nboard 2\n> <think>Down\n\n'x'\ngone\n"
             "--- env error, return -0.1 = 0 + -0.1")
 
-    def test_a_run_is_measured_in_its_own_format_window_and_temperature_and_shown_in_rounds(
-            self, runs, capsys, tmp_path):
+    def test_a_run_is_measured_with_its_settings_and_shown_in_rounds(self, runs, capsys, tmp_path):
         """Here of a mixture, one instance of each environment a round."""
         run("--env toys:Lottery,toys:Raffle --context limited --window 2 --run w --steps 1 "
             "--num-groups 2 --group-size 2 --val-size 4 --warmup-steps 0 --max-new-tokens 6 "

@@ -119,13 +119,11 @@ class TestSentences:
             self, users, capsys, where, said, part, function):
         """Below the user's line a library may have raised."""
         line = line_of(users(where), part)
-        assert solved("users_env:Mine") == (
-            f"error: {said} (users_env.py:{line} in {function}).")
+        assert solved("users_env:Mine") == f"error: {said} (users_env.py:{line} in {function})."
         printed = capsys.readouterr().err
         assert part in printed and said.partition(":")[0] in printed
 
-    def test_a_refusal_is_one_sentence_also_where_the_users_code_led_to_it(
-            self, users, capsys):
+    def test_a_refusal_is_one_sentence_also_where_the_users_code_led_to_it(self, users, capsys):
         for where, said in (("budget", "bad budget: max_turns is 0, expected an integer >= 1."),
                             ("option", "unknown option of Mine 'size'. Known: none."),
                             ("server", "no answer")):
@@ -266,15 +264,13 @@ class TestErrorsFile:
     @pytest.mark.parametrize("where, said", [
         ("note", "ValueError: zzz]0;title (users_env.py:"),
         ("first prompt", "users_env:Mine does not begin: ValueError: zzz]0;title (users_env.py:")])
-    def test_before_step_0_an_exception_ends_the_run_without_a_folder(
-            self, users, runs, capsys, where, said):
+    def test_before_step_0_an_exception_leaves_no_folder(self, users, runs, capsys, where, said):
         users(where)
         assert message(*self.SMALL.split()).startswith(f"error: {said}")
         assert "raise error\nValueError: zzz" in capsys.readouterr().err
         assert not (runs / "a").exists()
 
-    def test_what_ends_a_run_after_its_beginning_is_in_its_folder(
-            self, users, runs, capsys, monkeypatch):
+    def test_what_ends_a_run_after_step_0_is_in_its_folder(self, users, runs, capsys, monkeypatch):
         users("")
         monkeypatch.setattr(trainer, "train_step", lambda *given: {}["no such key"])
         path = runs / "a" / "errors.txt"

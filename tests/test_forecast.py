@@ -58,8 +58,7 @@ def numbers_of(page, row):
 
 
 class TestParts:
-    def test_a_process_holds_its_share_of_the_slots_and_validation_may_have_more_rows_than_training(
-            self, monkeypatch):
+    def test_a_process_holds_its_share_of_slots_and_validation_may_need_most(self, monkeypatch):
         def slots(**options):
             return forecast_of_large("Qwen2.5-0.5B", **options)[1]["rollout"]["KV slots"]
 
@@ -121,5 +120,4 @@ class TestPages:
         n, phases = forecast_of_large(name, activation_checkpointing=True)
         sizes = [x / 1e9 for x in (n, 18 * n, 38 * n, sums(phases)[1])]
         cards = [card for card in (24, 48, 80, 141) if sizes[-1] < card]
-        assert numbers_of("performance.md", name) == pytest.approx(
-            [*sizes, *cards[:1]], 4e-4, 0.06)
+        assert numbers_of("performance.md", name) == pytest.approx([*sizes, *cards[:1]], 4e-4, 0.06)

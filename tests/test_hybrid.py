@@ -11,10 +11,9 @@ import types
 import pytest
 import torch
 import transformers
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_families import CONTEXT, family, write_family
-from test_models import ragged
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -22,7 +21,6 @@ from minragen import cache
 from minragen.config import Config
 from minragen.fast import prefix_tree
 from minragen.fast.policies import faster
-from minragen.models import Critic
 from minragen.more import hybrid
 from minragen.run import memory, proof
 from minragen.run.load import load_policy
@@ -155,22 +153,13 @@ class TestStates:
         assert expected == sum(x.nbytes for x in (*slots.states.values(), *(
             x for both in slots.layers.values() for x in both)))
 
-    @each_kind
-    def test_layers_are_computed_again_with_equal_gradients(self, name):
-        """--activation-checkpointing"""
-        critic, (tokens, mask) = Critic(kept(name)), ragged()
-        critic.head.weight.data.normal_()
-        gradients = []
-        for prepare in (lambda module: None, memory.checkpoint_activations):
-            prepare(critic)
-            total = critic(tokens, mask).square().sum()
-            gradients.append(torch.autograd.grad(total, critic.parameters()))
-        torch.testing.assert_close(*gradients)
-
 
 class TestPieces:
     @given(st.lists(st.integers(0, 300), min_size=1, max_size=64))
+    @example([1] * 9)
+    @example([37])
     def test_each_row_is_divided_without_a_gap_in_few_passes(self, counts):
+        """Rows of one length, and a single row, in one."""
         done, passes = [0] * len(counts), 0
         for rows, starts, size in hybrid.pieces(counts):
             assert size > 0 and starts == [done[i] for i in rows]
@@ -179,10 +168,6 @@ class TestPieces:
             passes += 1
         assert done == counts
         assert passes <= 1 + (max(counts) - min(counts)).bit_length()
-
-    def test_rows_of_one_length_and_a_single_row_are_one_pass(self):
-        for counts in ([1] * 9, [37]):
-            assert len([*hybrid.pieces(counts)]) == 1
 
 
 class TestKernels:

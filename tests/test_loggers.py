@@ -25,8 +25,7 @@ def start(folder, log):
 class TestCalls:
     """With stand-ins for the libraries."""
 
-    def test_each_gets_the_history_and_each_step_and_one_that_does_not_open_is_named(
-            self, tmp_path, monkeypatch):
+    def test_each_gets_history_and_steps_and_one_that_fails_is_named(self, tmp_path, monkeypatch):
         writers = {"tensorboard": MagicMock(), "wandb": MagicMock()}
         for name, write in writers.items():
             monkeypatch.setitem(loggers.LOGGERS, name, lambda folder, config, write=write: write)
@@ -37,8 +36,7 @@ class TestCalls:
         with pytest.raises(RuntimeError, match="--log wandb: KeyError"):
             start(tmp_path, "wandb")
 
-    def test_tensorboard_begins_anew_gets_numbers_with_their_step_and_shows_them_at_once(
-            self, tmp_path, monkeypatch):
+    def test_tensorboard_begins_anew_and_shows_numbers_at_once(self, tmp_path, monkeypatch):
         writer = MagicMock()
         monkeypatch.setitem(sys.modules, "torch.utils.tensorboard",
                             SimpleNamespace(SummaryWriter=writer))
@@ -107,8 +105,7 @@ class TestFiles:
 
 
 class TestRefusal:
-    def test_a_name_that_is_no_logger_and_a_missing_package_are_refused_before_anything_is_made(
-            self, runs, monkeypatch):
+    def test_an_unknown_logger_and_a_missing_package_are_refused_at_once(self, runs, monkeypatch):
         for name in ("tensorboard", "wandb"):
             monkeypatch.setitem(sys.modules, name, None)
             assert message("--run", "a", "--log", name) == (
@@ -116,8 +113,7 @@ class TestRefusal:
         assert "unknown log 'wanbd': did you mean 'wandb'?" in message("--log", "wanbd")
         assert not runs.exists()
 
-    def test_what_wandb_says_when_nobody_is_logged_in_is_a_sentence(
-            self, runs, monkeypatch, tmp_path):
+    def test_what_wandb_says_without_a_login_is_a_sentence(self, runs, monkeypatch, tmp_path):
         pytest.importorskip("wandb")
         monkeypatch.setenv("WANDB_MODE", "online")
         monkeypatch.delenv("WANDB_API_KEY", raising=False)

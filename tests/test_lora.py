@@ -12,14 +12,13 @@ from test_bundled import groups_of
 from test_distributed import LOTTERY
 from test_families import CONTEXT, family
 from test_models import ragged
-from test_train import build, played
+from test_train import build, played, updated
 from toys import tiny
 from training import assert_resumed_alike, run
 from transformers import AutoModelForCausalLM
 
 from minragen import eval as evaluation
 from minragen import train as trainer
-from minragen.config import preset
 from minragen.models import Policy
 from minragen.more import lora
 from minragen.run import bundled, memory, start
@@ -120,11 +119,7 @@ class TestSharing:
         policy, critic, reference = ({p.data_ptr(): p.requires_grad for p in model.parameters()}
                                      for model in models)
         assert policy.keys() & critic.keys() == reference.keys() and not any(reference.values())
-        before = [copy.deepcopy(model.state_dict()) for model in models]
-        batch, _ = trainer.compute_targets(learner, batch, config)
-        trainer.update(learner, batch, config, 1)
-        moved = [{name for name, x in model.state_dict().items() if not torch.equal(x, old[name])}
-                 for model, old in zip(models, before)]
+        _, moved = updated(config, learner, batch, *models)
         assert all(".lora_" in name for name in moved[0]) and moved[2] == set()
         assert all(".lora_" in name or name.startswith("head.") for name in moved[1])
         assert moved[0] and {"head.weight"} < moved[1]
@@ -201,10 +196,3 @@ class TestWarmUp:
             ranks = [int(torch.linalg.matrix_rank(state[name] - before[name], rtol=1e-3))
                      for state in after[1:]]
             assert ranks[0] <= 4 < ranks[1] <= 8
-
-    def test_tiny_is_warmed_up_in_full_since_its_weights_are_bundled(self, tmp_path, monkeypatch):
-        monkeypatch.setenv("MINRAGEN_CACHE", str(tmp_path))
-        config, said = preset("bandit"), []
-        bundled.resolve("tiny", groups_of("bandit"), config.response_format,
-                        config.max_new_tokens, config.warmup_steps, say=said.append, lora_rank=4)
-        assert "bundled weights" in said[0]

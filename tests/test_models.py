@@ -5,7 +5,6 @@ import contextlib
 import copy
 import functools
 import itertools
-import json
 import pathlib
 
 import pytest
@@ -14,6 +13,8 @@ from conftest import message
 from safetensors.torch import load_file, save_file
 from test_families import family
 from toys import tiny
+from training import changed
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from minragen import models
 from minragen.cache import KVSlots, hidden_before
@@ -83,15 +84,16 @@ class TestCritic:
 
 
 class TestCheckpointing:
-    def test_layers_are_computed_again_with_equal_gradients(self):
-        """GPT-2's configuration has dropout, which transformers' own switch would turn on. That it
-        takes less memory: long/test_memory.py."""
-        critic, (tokens, mask) = Critic(family("GPT-2")), ragged()
+    @pytest.mark.parametrize("name", ["GPT-2", "Qwen3.5", "LFM3", "Granite 4 H"])
+    def test_layers_are_computed_again_with_equal_gradients(self, name):
+        """Three keep states. GPT-2's configuration has dropout, which transformers' own switch
+        would turn on. That it takes less memory: long/test_memory.py."""
+        critic, (tokens, mask) = Critic(family(name)), ragged()
         critic.head.weight.data.normal_()
         calls, measured, gradients = [], [], []
-        for path, module in critic.named_modules():
-            if path.endswith(".mlp"):
-                module.register_forward_pre_hook(lambda *_: calls.append(1))
+        for module in critic.modules():
+            if isinstance(module, GradientCheckpointingLayer):
+                next(module.children()).register_forward_pre_hook(lambda *_: calls.append(1))
         for prepare in (lambda module: None, checkpoint_activations):
             prepare(critic)
             calls.clear()
@@ -167,8 +169,7 @@ class TestOptimizer:
 def saved(folder, file="config.json", **changes):
     """Save tiny in a folder, with changes of one of its files."""
     bundled.save_folder(tiny()[0], folder)
-    path = folder / file
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    changed(folder / file, **changes)
 
 
 class TestLoading:
@@ -221,8 +222,7 @@ class TestLoading:
         ({"n_layers": None, "depth": [2, 2]}, ""),
         ({"attn_implementation": "somebody/kernel"}, ""),
         ({"_attn_implementation": "somebody/kernel"}, "")])
-    def test_a_folder_names_no_kernel_to_be_fetched_and_not_a_million_layers(
-            self, change, said, tmp_path):
+    def test_a_folder_names_no_kernel_to_fetch_and_no_million_layers(self, change, said, tmp_path):
         saved(tmp_path, **change)
         with pytest.raises(ValueError, match=said) if said else contextlib.nullcontext():
             assert load_policy(tmp_path).model.config._attn_implementation == "sdpa"
@@ -240,8 +240,7 @@ class TestLoading:
             "AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}}),
         ("tokenizer_config.json", {"tokenizer_class": "Words", "auto_map": {
             "AutoTokenizer": [None, "evil.Words"]}})])
-    def test_python_in_a_folder_is_never_run_nor_asked_about(
-            self, file, changes, tmp_path, monkeypatch):
+    def test_no_python_in_folders_is_run_or_asked_about(self, file, changes, tmp_path, monkeypatch):
         """transformers asks on the terminal whether to run it."""
         saved(tmp_path, file, **changes)
         proof = tmp_path / "it ran"

@@ -123,8 +123,7 @@ except SystemExit:
     command.train(["--env", "bandit", "--model", "tiny", "--steps", "1"])
 """
 
-    def test_bandits_first_step_loads_at_most_7500_lines_and_the_help_names_what_it_leaves_out(
-            self, tmp_path):
+    def test_bandits_first_step_loads_at_most_7500_lines_and_help_names_the_rest(self, tmp_path):
         """Without look/report.py, which comes after the training."""
         done = subprocess.run([sys.executable, "-c", self.PROGRAM], cwd=tmp_path, text=True,
                               capture_output=True, check=False,

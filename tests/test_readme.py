@@ -44,8 +44,7 @@ class TestPages:
 
     def test_each_algorithm_is_listed_with_all_that_it_changes(self):
         for algo, choices in ALGOS.items():
-            (line,) = re.findall(rf"^\| `{algo}` \|.*$", PAGES["algorithms.md"],
-                                 re.MULTILINE)
+            (line,) = re.findall(rf"^\| `{algo}` \|.*$", PAGES["algorithms.md"], re.MULTILINE)
             assert set(re.findall(r"`(\w+=[^`]+)`", line)) == {
                 f"{name}={value}" for name, value in choices.items()}
 

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 import numpy as np
 import pytest
-from training import read_lines
+from training import changed, read_lines
 
 from minragen.__main__ import main
 from minragen.config import from_options
@@ -101,8 +101,7 @@ class TestCurves:
             "gradient/bucket_1/task": ([1, 8], [1, 8])}
         assert "KL" not in figures
 
-    def test_seeds_of_one_configuration_are_a_mean_with_a_band_from_lowest_to_highest(
-            self, tmp_path):
+    def test_seeds_of_a_configuration_are_a_mean_in_a_band_from_lowest_to_highest(self, tmp_path):
         loaded = [Run(store(tmp_path / f"s{seed}", 8 - seed, seed=seed)) for seed in range(3)]
         figure = figures_of(loaded)["success"]
         steps, values = drawn(figure)["success"]
@@ -183,14 +182,12 @@ class TestStory:
                                 "[0.40, 0.63] at step 8. Its best was 0.94 [0.85, 0.98] at step 4; "
                                 "it has fallen since."),
         ({0: 32}, "is 0.50 [0.38, 0.62] at step 0."), ({}, "has not been measured yet.")])
-    def test_it_says_what_the_held_out_success_did_and_how_sure_that_is(
-            self, tmp_path, held_out, told):
+    def test_it_says_what_held_out_success_did_and_how_sure_that_is(self, tmp_path, held_out, told):
         assert report.story(("", [measured(tmp_path / "a", held_out)])) == (
             f"Held-out success {told}")
 
     def test_of_several_seeds_it_tells_the_mean_as_sure_as_one_of_them(self, tmp_path):
-        runs = [measured(tmp_path / f"{n}", {0: 32, 4: n, 8: n}, seed=n)
-                for n in (56, 60)]
+        runs = [measured(tmp_path / f"{n}", {0: 32, 4: n, 8: n}, seed=n) for n in (56, 60)]
         assert report.story(("a b", runs)) == (
             "a b: held-out success, mean of 2 seeds, rose from 0.50 [0.38, 0.62] at step 0 to "
             "0.91 [{:.2f}, {:.2f}] at step 8.".format(*wilson(58, 64)))
@@ -229,8 +226,7 @@ class TestPage:
         folders = [store(tmp_path / f"{HOSTILE.replace('/', '')}{i}", hostile=HOSTILE)
                    for i in range(2)]
         for i, folder in enumerate(folders):
-            rewritten(folder / "config.json", lambda text, i=i: json.dumps(
-                json.loads(text) | {"model": f"{i}{HOSTILE}"}))
+            changed(folder / "config.json", model=f"{i}{HOSTILE}")
             rewritten(folder / "metrics.jsonl", lambda text: text.replace("compressed", HOSTILE))
         pages = [report.write(folders[:1]), report.write(folders)]
         for page, shown in zip(pages, (folders[:1], folders)):
@@ -292,7 +288,7 @@ class TestDamage:
         {"response_format": "none"}, {"val_size": -5}, {"env_arg": ["size=99999"]}])
     def test_a_config_that_cannot_be_played_has_a_page(self, tmp_path, change):
         folder = store(tmp_path / "a")
-        rewritten(folder / "config.json", lambda text: json.dumps(json.loads(text) | change))
+        changed(folder / "config.json", **change)
         (folder / "checkpoint").mkdir()
         (folder / "checkpoint" / "manifest.json").write_text(DEEP)
         assert "31 of 64" in report.write([folder]).read_text() or "val_size" in change
@@ -309,8 +305,7 @@ class TestDamage:
 
 
 class TestCommand:
-    def test_it_writes_the_page_of_named_runs_and_refuses_another(self, tmp_path, capsys,
-                                                                  monkeypatch):
+    def test_it_writes_a_page_of_named_runs_and_refuses_others(self, tmp_path, capsys, monkeypatch):
         monkeypatch.chdir(tmp_path)
         for name in "abc":
             store(tmp_path / "runs" / name)
@@ -416,8 +411,7 @@ class TestBrowser:
         assert found["help"] == "; healthy: ".join(report.meanings()["entropy"])
         assert found["large"] == "figures large"
 
-    def test_the_same_instance_before_and_after_stands_side_by_side_with_its_images(
-            self, tmp_path):
+    def test_the_same_instance_before_and_after_stands_side_by_side_with_its_images(self, tmp_path):
         """First the one that was learned. The prompt is folded, the image beside what was said."""
         folder = store(tmp_path / "a")
         rewritten(folder / "trajectories.jsonl", lambda text: "".join(json.dumps(e | {

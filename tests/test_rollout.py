@@ -50,8 +50,7 @@ class TestTokens:
         ([" <answer> a</answer> b</think><answer> Up</answer>"], "answer"),
         ([" a", "<|im_end|>"], "end_of_turn"), ([" player"] * 7, "max_new_tokens")],
         ids=["answer", "answer byte by byte", "a thought quotes an answer", "end of turn", "cap"])
-    def test_they_are_prompt_reply_framing_reply_and_only_replies_have_mask_and_turn(
-            self, pieces, stop):
+    def test_they_are_prompt_reply_framing_reply_with_mask_and_turn_of_replies(self, pieces, stop):
         """A reply ends where it should. The framing repeats no end of turn that was sampled, and
         writes one that was not."""
         ids = [i for piece in pieces for i in tiny()[1].encode(piece)]

@@ -202,8 +202,7 @@ class TestFeeding:
         turns = max(len(t.turns) for t in played)
         assert fed[0.1] - 1 > 2 * turns and fed[0.99] < fed[0.1]  # without the first prompts
 
-    def test_enough_are_a_share_of_all_and_one_is_enough_if_nothing_can_be_sampled(
-            self, monkeypatch):
+    def test_a_share_of_all_is_enough_and_one_if_nothing_can_be_sampled(self, monkeypatch):
         """Eleven of twelve environments take very long."""
         groups = Delayed("test_rows:Endless", 12, 1, delays=itertools.chain(
             [0], [10_000] * 11, itertools.repeat(0)))

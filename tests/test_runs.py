@@ -21,15 +21,7 @@ import pytest
 import torch
 from conftest import message
 from toys import tiny
-from training import (
-    BRIEF,
-    assert_resumed_alike,
-    interrupted,
-    metrics,
-    read_lines,
-    run,
-    trainer_state,
-)
+from training import BRIEF, assert_resumed_alike, interrupted, metrics, read_lines, run, state_text
 
 from minragen import eval as evaluation
 from minragen import train as trainer
@@ -41,17 +33,7 @@ from minragen.run import log as log_module
 from minragen.run import reproduce, start
 from minragen.run import runs as runs_module
 from minragen.run.log import Log, lines_until, stop_requests
-from minragen.run.runs import (
-    damage,
-    find_checkpoint,
-    load_config,
-    load_trainer_state,
-    locked,
-    read_config,
-    save_checkpoint,
-    step_of,
-    with_files,
-)
+from minragen.run.runs import damage, find_checkpoint, read_config, save_checkpoint, step_of
 from minragen.trajectory import StopReason, Trajectory
 
 pytestmark = pytest.mark.usefixtures("runs")
@@ -64,8 +46,7 @@ def last_line(capsys):
 class TestFullDisk:
     """A function that writes fails; long/test_kill.py has real disks."""
 
-    def test_what_cannot_be_written_is_named_and_the_run_goes_on_from_its_last_checkpoint(
-            self, begun, monkeypatch):
+    def test_what_cannot_be_written_is_named_and_the_run_can_go_on(self, begun, monkeypatch):
         for place, name, said in (
                 (log_module, "open", f"{begun}/trajectories.jsonl: No space left on device"),
                 (torch, "save", f"cannot write {begun}/checkpoint: [Errno 28] No space left on "
@@ -86,8 +67,7 @@ class TestFullDisk:
 
 
 class TestPowerCut:
-    def test_nothing_gets_its_name_and_no_checkpoint_is_whole_before_the_disk_holds_it(
-            self, runs, monkeypatch):
+    def test_nothing_has_its_name_or_is_whole_before_the_disk_holds_it(self, runs, monkeypatch):
         flushed, renamed, folder = {}, [], runs / "a"
 
         def fsync(descriptor):
@@ -118,9 +98,7 @@ class TestPowerCut:
             "manifest.json": 2, "checkpoint": 2, "checkpoint.old": 1})
         assert is_held(folder)  # and so the new names
 
-
-    def test_whichever_flush_or_renaming_fails_a_whole_checkpoint_stays_and_the_next_is_saved(
-            self, tmp_path, monkeypatch):
+    def test_whatever_flush_or_renaming_fails_a_whole_checkpoint_stays(self, tmp_path, monkeypatch):
         policy, frame = tiny()
         learner = trainer.Learner(policy, frame, AdamW(policy.model.parameters(), 1e-3),
                                   reference=policy)
@@ -150,8 +128,7 @@ class TestPowerCut:
 
 
 class TestServerGone:
-    def test_a_run_whose_tool_does_not_come_back_saves_and_goes_on_later(self, begun, runs,
-                                                                       monkeypatch):
+    def test_a_run_whose_tool_stays_away_saves_and_goes_on_later(self, begun, runs, monkeypatch):
         """Of dynamic sampling's second round, whose first must be played again."""
         sampling = ("--filter-value", "1", "--resample", "1", "--save-every", "9")
         real, rounds, failing = start.collect, [], 0
@@ -173,7 +150,7 @@ class TestServerGone:
         assert metrics(runs / "c") == metrics(runs / "b")
 
     @pytest.mark.parametrize("call, step", [(1, 0), (2, 2), (3, 2)])  # before, at step 2, at last
-    def test_a_server_that_goes_in_a_validation_costs_no_step(self, runs, monkeypatch, call, step):
+    def test_one_lost_in_a_validation_costs_no_step(self, finished, runs, monkeypatch, call, step):
         real, calls = trainer.validate, []
 
         def validate(*given):
@@ -187,8 +164,7 @@ class TestServerGone:
             assert message("--run", "a", "--steps", "2", *BRIEF) == "error: the server is gone"
         assert step_of(runs / "a" / "checkpoint") == step
         run("--run a --resume")
-        run("--run b --steps 2", *BRIEF)
-        assert metrics(runs / "a") == metrics(runs / "b")
+        assert metrics(runs / "a") == metrics(finished)
 
 
 class TestResume:
@@ -210,7 +186,7 @@ class TestResume:
         assert_resumed_alike(runs, monkeypatch, options)
         lines = metrics(runs / "straight")
         assert [line["step"] for line in lines] == [0, 1, 2, 3, 3]
-        assert '"first_turn/marginal_std"' in trainer_state(runs / "straight")
+        assert '"first_turn/marginal_std"' in state_text(runs / "straight")
 
     def test_only_steps_and_a_larger_context_may_change(self, begun, runs):
         for argv, said in ((["--lr", "0.5"], "lr was 0.0003, got 0.5"),
@@ -225,8 +201,7 @@ class TestResume:
                 if line["split"] == "test"} == {3}  # the final test is of the last step alone
 
     @pytest.mark.parametrize("gone", [dict(twists=0, knots=[]), dict(twists=0.5, knots=[])])
-    def test_a_run_with_options_that_are_gone_is_read_and_goes_on_if_they_were_off(
-            self, begun, capsys, gone):
+    def test_a_run_with_options_that_are_gone_goes_on_if_they_were_off(self, begun, capsys, gone):
         path, expected = begun / "config.json", read_config(begun)
         path.write_text(json.dumps(json.loads(path.read_text()) | gone))
         runs_module.warn_once.cache_clear()
@@ -274,7 +249,7 @@ class TestResume:
         torch.save({"step": Evil()}, tmp_path / "trainer.pt")
         learner = SimpleNamespace(policy=SimpleNamespace(device="cpu"))
         with pytest.raises(pickle.UnpicklingError):
-            load_trainer_state(tmp_path, learner)
+            runs_module.load_trainer_state(tmp_path, learner)
         assert not (tmp_path / "it ran").exists()
 
     def test_a_tokenizer_that_saves_a_folder_gets_a_checkpoint(self, tmp_path):
@@ -358,7 +333,7 @@ class TestResume:
         assert "Choose another name" in message("--run", "d", *BRIEF)
 
     def test_a_run_is_trained_by_one_process_at_a_time(self, begun):
-        with locked(begun):
+        with runs_module.locked(begun):
             assert f"run 'a' is being trained by process {os.getpid()}" in message(
                 "--run", "a", "--resume", "--steps", "3")
         run("--run a --resume --steps 3")
@@ -392,8 +367,7 @@ class TestResume:
             assert (begun / file).read_bytes() == (runs / "b" / file).read_bytes(), file
         assert signal.getsignal(number) == handler
 
-    def test_another_request_stops_it_at_once_unless_it_is_torchruns_repetition_of_the_first(
-            self, monkeypatch):
+    def test_another_request_stops_it_at_once_unless_torchrun_repeats_the_first(self, monkeypatch):
         clock = iter([5.0, 5.9, 6.1])
         monkeypatch.setattr(log_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
 
@@ -409,8 +383,7 @@ class TestResume:
                 False, False, True]
         assert requests == [5.0, 5.9, 6.1]
 
-    def test_a_checkpoint_names_the_commit_of_the_code_if_it_is_a_checkout(
-            self, begun, monkeypatch, tmp_path):
+    def test_a_checkpoint_names_the_commit_of_a_checkout(self, begun, monkeypatch, tmp_path):
         root = Path(__file__).parent.parent
         known = (root / ".git").exists() and shutil.which("git")
         assert runs_module.commit_of(begun) == runs_module.commit()
@@ -418,8 +391,7 @@ class TestResume:
         monkeypatch.setattr(runs_module, "__file__", str(tmp_path / "minragen" / "run" / "runs.py"))
         assert runs_module.commit.__wrapped__() == "" == runs_module.commit_of(tmp_path)
 
-    def test_a_run_may_begin_with_the_weights_of_another_and_keeps_nothing_else_of_it(
-            self, begun, runs):
+    def test_a_run_may_begin_with_the_weights_of_another_and_nothing_else_of_it(self, begun, runs):
         run("--run b --steps 1 --lr 0 --init-from a", *BRIEF)
         one, two = ((folder / "checkpoint" / "model.safetensors").read_bytes()
                     for folder in (begun, runs / "b"))
@@ -440,8 +412,7 @@ class TestDataFile:
             vars(config) | {"data_files": {"data": runs_module.checksum(new)}}))
         return config, old, new
 
-    def test_a_run_whose_file_has_moved_is_evaluated_and_resumed_where_the_same_content_is(
-            self, runs, moved, capsys):
+    def test_a_run_whose_file_has_moved_goes_on_where_its_content_is(self, runs, moved, capsys):
         _, old, new = moved
         there, resume = ("--env-arg", f"data={new}"), ("--run", "b", "--resume", "--steps", "2")
         shutil.copy(new, old)
@@ -454,7 +425,7 @@ class TestDataFile:
         assert "countdown, split test: 2 episodes" in capsys.readouterr().out
         assert "there is no such file" in message(*resume)
         run(" ".join(resume), *there)
-        assert with_files(load_config("b"), []).env_arg[-1] == f"data={new}"
+        assert runs_module.with_files(runs_module.load_config("b"), []).env_arg[-1] == f"data={new}"
         new.write_text(new.read_text() + "\n")
         assert f"data is '{new}': its content differs" in message(*resume)
 
@@ -474,7 +445,7 @@ class TestDataFile:
             Path(value).touch()
         assert runs_module.data_files(["count=3", f"data={new}"]).keys() == {"data"}
         with pytest.raises(ValueError, match=f"'a'.*: {why}"):
-            with_files(config, [f"data={new}", option])
+            runs_module.with_files(config, [f"data={new}", option])
 
 
 class TestLines:
@@ -531,8 +502,7 @@ class TestLines:
 
 
 class TestReproduce:
-    def test_it_repeats_a_run_without_its_loggers_or_says_where_it_first_differs(
-            self, begun, runs, capsys):
+    def test_it_repeats_a_run_without_loggers_or_says_where_it_differs(self, begun, runs, capsys):
         for path in (begun / "config.json", begun / "metrics.jsonl"):
             path.write_text(path.read_text().replace('"log": ""', '"log": "tensorboard"'))
 
@@ -555,7 +525,7 @@ class TestReproduce:
 
     def test_a_renamed_run_goes_by_its_new_name(self, begun):
         begun.rename(begun.with_name("new"))
-        assert load_config("new").run == "new"
+        assert runs_module.load_config("new").run == "new"
 
     @pytest.mark.parametrize("line, new, said", [
         ({"a": 1}, {"a": 1}, ""), ({"a": 1}, {"a": 2}, "a: 1, now 2"),

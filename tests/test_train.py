@@ -59,6 +59,15 @@ def played(*argv):
     return config, learner, make_batch(trainer.roll_out(learner, groups, config))
 
 
+def updated(config, learner, batch, *models):
+    """Metrics of the batch's first update, and the names of the weights that it moved by model."""
+    before = [copy.deepcopy(model.state_dict()) for model in models]
+    batch, _ = trainer.compute_targets(learner, batch, config)
+    metrics = trainer.update(learner, batch, config, 1)
+    return metrics, [{name for name, x in model.state_dict().items()
+                      if not torch.equal(x, old[name])} for model, old in zip(models, before)]
+
+
 def episode(env="lake", rewards=(0.0, 1.0), tokens=(2, 3), stop=StopReason.TERMINATED, **metrics):
     """A trajectory written by hand: turns of so many sampled tokens after one of a prompt each."""
     trajectory = Trajectory(env, 1, 0, 0, turn_rewards=rewards, stop=stop,
@@ -201,8 +210,7 @@ class Calls(list):
 
 
 class TestValidation:
-    def test_it_plays_the_first_instances_of_its_split_with_the_noise_of_seed_0_and_no_state_reward(
-            self):
+    def test_it_plays_its_splits_first_instances_with_the_noise_of_seed_0_and_no_state_reward(self):
         """It reports success, return and form."""
         config, logged = parsed(*RULES, "--val-size", "3", "--val-temperature", "0.3"), []
         groups = start.build_groups(config)["test"]
@@ -298,7 +306,6 @@ class TestLearner:
         assert trainer.update(learner, good, config, 3)["updates_skipped"] == learner.skipped == 0
 
 
-
 class TestPlain:
     """With `--plain true` nothing that is only faster runs, and all else is the same."""
 
@@ -349,8 +356,7 @@ class TestRuns:
                               env=os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)})
         assert done.stderr.strip() == "" and done.returncode == 0
 
-    def test_a_run_leaves_config_metrics_trajectories_a_checkpoint_and_a_report(
-            self, drawn, runs):
+    def test_a_run_leaves_config_metrics_trajectories_a_checkpoint_and_a_report(self, drawn, runs):
         run("--run a --steps 2", *BRIEF)
         finished = runs / "a"
         assert {p.name for p in finished.iterdir()} == {
@@ -367,8 +373,7 @@ class TestRuns:
         assert Counter((e["step"], e["split"]) for e in entries) == {
             (0, "val"): 4, (1, "train"): 4, (2, "val"): 4, (2, "train"): 4, (2, "test"): 4}
 
-    def test_training_shows_members_of_one_trained_group_with_the_tokens_of_their_replies(
-            self, runs):
+    def test_training_shows_members_of_a_trained_group_with_the_tokens_of_their_replies(self, runs):
         config, learner, groups = build(*BRIEF, "--filter", "none")
         learner.rounds = 1  # in whose groups rewards differ
         trajectories = trainer.roll_out(learner, groups, config)
@@ -411,8 +416,7 @@ class TestRuns:
         assert "kept  0/32, no update   1234 tok/s" in console_line(
             {"step": 3, "groups_kept": 0, "tokens_per_second": 1234.0}, config)
 
-    def test_warnings_are_printed_and_diagnoses_compared_with_the_first(
-            self, runs, capsys, monkeypatch):
+    def test_warnings_are_told_and_diagnoses_compared_to_the_first(self, runs, capsys, monkeypatch):
         """Each diagnosis is of rows of its own; its moving averages go on."""
         compared, history, diagnosed, real = [], [], [], diagnostics.collapse_metrics
         monkeypatch.setattr(diagnostics, "collapse_metrics", lambda *given, **named: (
@@ -436,8 +440,7 @@ class TestRuns:
         assert ["first_turn/mi" in line for line in lines] == [False, True, True, False, True,
                                                               False]
 
-    def test_a_run_whose_filter_stays_empty_stops_says_why_and_plays_no_step_when_resumed(
-            self, runs, capsys):
+    def test_a_run_whose_filter_stays_empty_stops_for_good_and_says_why(self, runs, capsys):
         run("--env toys:Lottery --run a --steps 9 --num-groups 2 --group-size 4 --val-size 1 "
             "--warmup-steps 0 --env-arg prize=0.0 --max-turns 1 --reward success")
         assert "the filter (top_p) kept no group" in capsys.readouterr().out
@@ -446,8 +449,7 @@ class TestRuns:
         run("--run a --resume")
         assert metrics(runs / "a") == before
 
-    def test_it_stops_early_only_if_asked_with_the_reason_and_a_last_validation(
-            self, runs, monkeypatch, capsys):
+    def test_it_stops_early_only_if_asked_says_why_and_validates(self, runs, monkeypatch, capsys):
         monkeypatch.setattr(diagnostics, "early_stop", lambda history: (
             "it collapsed." if history and history[-1]["step"] == 2 else ""))
         for name, option, last in (("a", "true", 2), ("b", "false", 3)):
@@ -457,8 +459,7 @@ class TestRuns:
             assert "val/success" in lines[-2]
             assert ("stopped: it collapsed. Read" in capsys.readouterr().out) == (name == "a")
 
-    def test_an_existing_run_is_not_overwritten_and_without_a_name_each_gets_a_new_one(
-            self, runs, begun):
+    def test_an_existing_run_is_not_overwritten_and_each_without_a_name_is_new(self, runs, begun):
         before = (begun / "metrics.jsonl").read_text()
         said = message("--run", "a", *BRIEF)
         assert ("run 'a' exists already. Continue it with --run a --resume (make resume RUN=a), or "
@@ -467,8 +468,7 @@ class TestRuns:
         shutil.copytree(begun, runs / "bandit-grpo-tiny-s0")
         assert run_folder(parsed(*BRIEF), False).name == "bandit-grpo-tiny-s0-2"
 
-    def test_failures_of_the_environment_are_counted_told_and_written_and_do_not_stop_the_run(
-            self, runs, capsys):
+    def test_failed_episodes_are_counted_told_and_written_and_stop_no_run(self, runs, capsys):
         small = ("--num-groups 4 --group-size 4 --steps 2 --val-size 9 --warmup-steps 0 "
                  "--max-new-tokens 6 --max-context 200")
         run(f"--env toys:Faulty --run a {small}")
@@ -484,8 +484,7 @@ class TestRuns:
         assert (f"env error {one['env_errors']} train episodes failed in their environment and are "
                 "left out: OSError: the server is gone") in capsys.readouterr().out
 
-    def test_a_run_in_which_every_environment_fails_says_what_they_raised_and_stops(
-            self, runs, capsys):
+    def test_a_run_whose_environments_all_fail_says_what_they_raised_and_stops(self, runs, capsys):
         run("--env toys:Gone --run a --steps 9 --val-size 2 --warmup-steps 0 --num-groups 2 "
             "--group-size 2 --max-context 200 --algo dapo")
         printed = capsys.readouterr().out
@@ -496,7 +495,6 @@ class TestRuns:
         assert lines[1:5] == [
             {"step": step, "env_errors": 16, "rollouts": 4} for step in (1, 2, 3, 4)]
         assert len(read_lines(runs / "a" / "trajectories.jsonl")) == 5 * 4 + 3 * 2
-
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import itertools
 import json
 import re
 import shlex
@@ -19,10 +20,10 @@ import transformers
 from conftest import message, parsed
 from safetensors.torch import load_file
 from several import several
-from test_train import build, played
+from test_train import build, played, updated
 from towers import TORCHVISION, folder_of, gemma3, gemma4, idefics3, llava, mistral3
 from toys import Painted, tiny
-from training import assert_resumed_alike, read_lines, run
+from training import assert_resumed_alike, changed, read_lines, run
 
 from minragen import eval as evaluation
 from minragen import train as trainer
@@ -94,8 +95,7 @@ def image(seed, side=32):
 
 
 class TestImageStore:
-    def test_equal_images_have_equal_ids_and_others_only_what_the_processor_puts_around_them(
-            self, policy):
+    def test_equal_images_have_equal_ids_and_others_only_the_processors_marks(self, policy):
         image_store = policy.image_store
         one, again, other = (image_store.ids_of(image(seed)) for seed in (0, 0, 1))
         assert one == again and sum(i >= image_store.first for i in one) == image_store.size
@@ -130,8 +130,7 @@ class TestImageStore:
                    for k in range(1000) for shape in ((1, 4, 3), (2, 2, 3), (4, 1, 3))}
         assert len(numbers) == 3000 and 2**47 < max(numbers) < 2**48
 
-    def test_an_image_that_is_forgotten_or_that_another_process_saw_is_an_error_until_it_is_given(
-            self, policy):
+    def test_a_forgotten_image_or_one_seen_elsewhere_is_an_error_until_it_is_given(self, policy):
         mine, embed = policy.image_store, policy.model.base_model.get_input_embeddings()
         before = mine.ids_of(image(0))
         mine.forget()
@@ -229,8 +228,7 @@ class TestGrids:
                              True),
                             (lambda m, args, options: (
                                 args, options | dict(position_ids=places.pop())), False)):
-            policy.model.base_model.register_forward_pre_hook(
-                hook, prepend=first, with_kwargs=True)
+            policy.model.base_model.register_forward_pre_hook(hook, prepend=first, with_kwargs=True)
         assert self.gap(policy, rows, 0) > 0.1
         policy.image_store.shape = 48, 64, 3
         with pytest.raises(RuntimeError, match="differs between cached turns and a full pass"):
@@ -270,8 +268,7 @@ class TestLearning:
         # What the pooling head of SigLIP computes is not used, nor a layer after the last feature.
         idle = [name for name, p in policy.model.named_parameters()
                 if p.grad is None or not p.grad.any()]
-        assert not [name for name in idle
-                    if ".head." not in name and "post_layernorm" not in name]
+        assert not [name for name in idle if ".head." not in name and "post_layernorm" not in name]
 
     def test_the_critic_sees_through_a_tower_of_its_own(self, policy, conversations):
         batch = make_batch(conversations)
@@ -345,14 +342,11 @@ class TestQwen:
             pytest.importorskip("peft")
         config, learner, batch = played(
             *VISUAL_LAKE, "--model", str(folder_of(towers.qwen3_vl, tmp)), *options.split())
-        batch, _ = trainer.compute_targets(learner, batch, config)
-        towers_of = [module for module in (learner.policy.model, learner.critic) if module]
-        before = [copy.deepcopy(module.state_dict()) for module in towers_of]
-        assert trainer.update(learner, batch, config, 1)["logprob_gap"] < 1e-5
-        for module, old in zip(towers_of, before):
-            moved = {name for name, x in module.state_dict().items() if not x.equal(old[name])}
-            for part in ("deepstack_merger_list", "patch_embed"):
-                assert any(part in name for name in moved) == ("lora" not in options), part
+        models = filter(None, (learner.policy.model, learner.critic))
+        metrics, moved = updated(config, learner, batch, *models)
+        assert metrics["logprob_gap"] < 1e-5
+        for names, part in itertools.product(moved, ("deepstack_merger_list", "patch_embed")):
+            assert any(part in name for name in names) == ("lora" not in options), part
 
 
 @pytest.mark.usefixtures("runs")
@@ -364,15 +358,10 @@ class TestRuns:
     def test_policy_and_critic_train_their_towers_or_leave_them(self):
         for options, moves in (((), True), (("--lora-rank", "4"), False)):
             config, learner, batch = played(*PAINTED, "--algo", "ppo", *options)
-            models = learner.policy.model, learner.critic
-            before = [copy.deepcopy(model.state_dict()) for model in models]
-            batch, _ = trainer.compute_targets(learner, batch, config)
-            trainer.update(learner, batch, config, 1)
-            for model, old in zip(models, before):
-                moved = " ".join(name for name, x in model.state_dict().items()
-                                 if not torch.equal(x, old[name]))
-                assert ("vision_tower" in moved) == moves and "layers" in moved
-                assert ("multi_modal_projector" in moved) == ("--lora-rank" not in options)
+            _, moved = updated(config, learner, batch, learner.policy.model, learner.critic)
+            for names in map(" ".join, moved):
+                assert ("vision_tower" in names) == moves and "layers" in names
+                assert ("multi_modal_projector" in names) == ("--lora-rank" not in options)
 
     def test_a_step_keeps_its_own_images_only(self):
         config, learner, groups = build(*PAINTED)
@@ -450,17 +439,14 @@ def package(request, tmp):
     return folder_of(request.param, tmp)
 
 
-PACKAGES = pytest.mark.parametrize("package", [
-    gemma4, mistral3, gemma3, *QWEN], indirect=True)
-
-
 @pytest.mark.usefixtures("runs")
 class TestTextOnly:
     """Where no environment shows images a vision-language model is its decoder."""
 
-    @PACKAGES
-    def test_it_is_proved_and_its_decoder_alone_is_trained(self, package):
+    @pytest.mark.parametrize("package", [gemma4, mistral3, gemma3, *QWEN], indirect=True)
+    def test_it_is_proved_saved_as_loaded_and_trained_in_its_decoder_alone(self, package, tmp_path):
         policy = load_policy(package, sees=lambda: False)
+        policy.save(tmp_path)
         assert "gap" in prove(policy, 320) and policy.image_store is None
         tokens = torch.randint(len(policy.tokenizer), (2, 30))
         policy.logprobs(tokens, torch.arange(30).expand(2, 30) > 9)[0].sum().backward()
@@ -469,10 +455,6 @@ class TestTextOnly:
         for name, p in policy.model.named_parameters():
             assert p.requires_grad == (p in trained), name
             assert (p.grad is not None) == (p in trained), name
-
-    @PACKAGES
-    def test_it_is_saved_as_it_was_loaded(self, package, tmp_path):
-        load_policy(package, sees=lambda: False).save(tmp_path)
         before, after = (transformers.AutoModelForImageTextToText.from_pretrained(
             folder).state_dict() for folder in (package, tmp_path))
         assert before.keys() == after.keys()
@@ -483,8 +465,7 @@ class TestTextOnly:
                 assert (package / name).read_bytes() == (tmp_path / name).read_bytes()
 
     @pytest.mark.parametrize("package", [gemma4, towers.qwen2_5_vl, towers.qwen3_5], indirect=True)
-    def test_a_run_says_so_goes_on_bit_for_bit_and_can_be_evaluated(
-            self, package, runs, monkeypatch, capsys):
+    def test_runs_say_so_resume_exactly_and_are_measured(self, package, runs, monkeypatch, capsys):
         options = shlex.split(f"--env frozenlake --model {package} --warmup-steps 0 --num-groups 2 "
                               f"--group-size 2 --val-size 2 --mini-batch 4 --max-new-tokens 8 "
                               f"--kl-coef 0.1 --steps 2 --save-every 1 --max-context 1600")
@@ -495,11 +476,9 @@ class TestTextOnly:
         evaluation.main(["--run", "straight", "--size", "2"])
         assert "reads text only" in capsys.readouterr().out
 
-
     @pytest.mark.skipif(TORCHVISION, reason="torchvision is installed")
     @pytest.mark.parametrize("package", [gemma4, mistral3], indirect=True)
-    def test_images_for_a_processor_that_needs_torchvision_are_refused_with_the_command(
-            self, package):
+    def test_images_for_processors_that_need_torchvision_are_refused_with_a_command(self, package):
         assert ("to see images it needs torchvision. Install the one for your PyTorch (pip install "
                 "torchvision) or choose a view without images.") in message(
                     *VISUAL_LAKE, "--model", str(package))
@@ -511,10 +490,6 @@ def other(tmp, tmp_path):
     return Path(shutil.copytree(folder_of(llava, tmp), tmp_path / "other"))
 
 
-def changed(path, **values):
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
-
-
 class TestBadInput:
     @pytest.mark.parametrize("text, image, said", [
         (IMAGE, np.zeros((8, 8, 3)), "an image is float64 of shape (8, 8, 3)"),
@@ -522,8 +497,7 @@ class TestBadInput:
         (IMAGE, np.zeros((0, 8, 3), np.uint8), "shape (0, 8, 3)"),
         (IMAGE, [[1]], "int64 of shape (1, 1)"), ("", image(0), f"has 0 times {IMAGE}: "),
         (f"{IMAGE} {IMAGE}", image(0), f"has 2 times {IMAGE}: ")])
-    def test_what_is_no_image_or_has_not_one_placeholder_is_the_environments_error(
-            self, text, image, said):
+    def test_no_image_or_not_one_placeholder_is_the_environments_error(self, text, image, said):
         observation = Observation(text, image)
         with pytest.raises(ValueError, match=re.escape(said)):
             PatientGroups.observed(SimpleNamespace(state=""), observation)

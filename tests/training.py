@@ -32,11 +32,16 @@ def read_lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def changed(path, **values):
+    """Change values of the JSON object in a file."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
 def metrics(folder):
     return [*map(without_times, read_lines(folder / "metrics.jsonl"))]
 
 
-def trainer_state(folder):
+def state_text(folder):
     """The checkpoint's trainer.pt as text."""
     state = torch.load(folder / "checkpoint" / "trainer.pt", weights_only=True)
     return json.dumps(state, sort_keys=True, default=lambda tensor: tensor.tolist())
@@ -61,7 +66,7 @@ def assert_resumed_alike(runs, monkeypatch, options):
     one, other = (metrics(runs / name) for name in ("straight", "stopped"))
     assert [line["step"] for line in one] == [line["step"] for line in other]
     assert not {name for a, b in zip(one, other) for name in a | b if a.get(name) != b.get(name)}
-    assert trainer_state(runs / "straight") == trainer_state(runs / "stopped")
+    assert state_text(runs / "straight") == state_text(runs / "stopped")
     for file in ("checkpoint/model.safetensors", "reference.pt", "trajectories.jsonl"):
         one, other = ((runs / name / file).read_bytes() for name in ("straight", "stopped"))
         assert one == other, file

@@ -236,8 +236,7 @@ class TestRecords:
             solution = program_of(problem.solution, problem)
             assert verdict(problem, solution, len(problem.public), 2)[:2] == (2, 2)
 
-    def test_the_assertion_of_mbpp_that_the_task_shows_is_graded_only_if_it_is_the_only_one(
-            self, tmp_path):
+    def test_the_mbpp_assertion_that_the_task_shows_is_graded_only_if_it_is_alone(self, tmp_path):
         text, shown = MBPP["text"], MBPP["test_list"][:1]
         for fields in ({}, {"text": None, "prompt": text}):
             [problem] = load(tmp_path, MBPP | fields).records

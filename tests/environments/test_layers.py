@@ -8,18 +8,8 @@ import pytest
 from conftest import message, parsed
 from playing import begun
 from scipy.stats import binomtest, chi2_contingency, chisquare
-from test_env_contract import (  # noqa: F401  collected here, too
-    TestBudget,
-    TestGroups,
-    TestHostileAnswers,
-    TestLife,
-    TestRandomPolicy,
-    TestSeeds,
-    TestShallowPlayer,
-    TestSolver,
-    play,
-    random_player,
-)
+from test_env_contract import *  # noqa: F403  the classes that it names, for ENV_NAMES
+from test_env_contract import random_player
 from test_readme import code_blocks
 from toys import tiny
 from training import metrics, run
@@ -246,5 +236,4 @@ class TestRuns:
             "from minragen.environments.layers import Layer\n\n\nclass Broken(Layer):\n"
             "    def render_text(self):\n        return {}['state']\n")
         groups = env_groups(parsed("--layer", "broken:Broken"), "val")
-        assert str(groups.reset(0)[0].fault) == (
-            "KeyError: 'state' (broken.py:6 in render_text).")
+        assert str(groups.reset(0)[0].fault) == "KeyError: 'state' (broken.py:6 in render_text)."

@@ -268,8 +268,7 @@ class TestTactics:
 
 
 class TestEpisode:
-    def test_the_shallow_player_plays_each_of_a_list_of_tactics_once_on_a_goal_then_takes_back(
-            self):
+    def test_the_shallow_player_tries_each_of_its_tactics_once_on_a_goal_then_takes_back(self):
         first = "theorem x\nk : q\nh : p → r\n⊢ r"
         texts = ["", first]
         for answer, after in (("apply h", "k : q\nh : p → r\n⊢ p"), ("undo", first),
@@ -412,8 +411,7 @@ class TestMinif2f:
          "import Mathlib\nopen Nat"),
         ("", "theorem «weird name» : 1 = 1 :=", " by", "«weird name»", theorems.DEFAULT_HEADER),
         ("", "theorem A.b₁'{x : ℕ} : x = x :=", " by", "A.b₁'", theorems.DEFAULT_HEADER)])
-    def test_a_record_is_a_theorem_with_the_header_that_it_brings(
-            self, header, text, end, name, whole_header):
+    def test_a_record_is_a_theorem_with_its_own_header(self, header, text, end, name, whole_header):
         """Names end where Lean's do."""
         statement = text[text.index("theorem"):] + " by"
         assert theorems.theorem_of({"header": header, "formal_statement": text + end}) == Theorem(
@@ -435,8 +433,7 @@ class TestMinif2f:
         "theorem aim : False", "example : False", "def aim : False",
         "namespace A\nlemma aim : False", "open ok\ntheorem aim : False",
         "theorem «a' does not depend on any axioms» : False"])
-    def test_a_goal_that_uses_sorry_or_whose_name_is_not_found_is_not_proved(
-            self, packaged, kimina, statement):
+    def test_a_goal_with_sorry_or_a_name_not_found_is_not_proved(self, packaged, kimina, statement):
         before = ("theorem no (p : Prop) : p := sorry\ntheorem ok.aim : True := True.intro\n"
                   "/-- theorem ok : True := by -/\ntheorem ok : True := True.intro\n")
         theorem = theorems.theorem_of({"header": lean.PRELUDE_HEADER,

@@ -255,8 +255,7 @@ class TestOthers:
 
 
 class TestFailures:
-    def test_a_server_that_stalls_crashes_or_floods_ends_that_episode_alone(self, others,
-                                                                         monkeypatch):
+    def test_a_server_that_stalls_crashes_or_floods_ends_one_episode(self, others, monkeypatch):
         monkeypatch.setattr(limits, "STEP_TIME_LIMIT", 1.0)
         monkeypatch.setattr(os, "cpu_count", lambda: 1)
         groups = PatientGroups(f"{others}/guess=3,{others}/echo=1", 4, 1)

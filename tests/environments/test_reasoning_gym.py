@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import playing
 import pytest
 
 from lab import archive
@@ -25,10 +26,8 @@ EVALUATE = {"binary_matrix", "countdown", "intermediate_integration", "n_queens"
 JUDGE_ONLY = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
 
 
-def begun(name, seed=0, budget=None, **options):
-    env = make(f"examples.reasoning_gym:{name}", budget=budget, **options)
-    env.reset(seed=seed)
-    return env
+def begun(name, seed=0, **options):
+    return playing.begun(f"examples.reasoning_gym:{name}", seed, **options)
 
 
 class TestContract:
@@ -149,8 +148,7 @@ class TestRefusal:
 
 
 class TestTraining:
-    def test_a_mixture_with_a_data_set_trains_from_a_warm_up_and_is_evaluated(
-            self, runs, capsys):
+    def test_a_mixture_with_a_data_set_trains_from_a_warm_up_and_is_evaluated(self, runs, capsys):
         from minragen import eval as evaluation
         from minragen.run.start import main
 

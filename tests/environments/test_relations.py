@@ -18,8 +18,6 @@ from minragen.run.groups import PatientGroups
 from minragen.trajectory import Reply
 
 PLACES = [*itertools.product(("above", "same row", "below"), ("left", "same column", "right"))]
-
-
 FORMAT = "grounding_worldmodeling"
 
 

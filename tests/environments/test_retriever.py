@@ -73,8 +73,7 @@ class TestRetriever:
         for host, status in (("evil.example:80", 403), ("localhost:1", 200), ("127.0.0.1", 200)):
             assert ask(retriever, "GET", "/health", Host=host)[0] == status
 
-    def test_more_clients_than_it_has_places_wait_or_get_503_and_half_a_request_ends(
-            self, monkeypatch):
+    def test_more_clients_than_places_wait_or_get_503_and_half_a_request_ends(self, monkeypatch):
         monkeypatch.setattr("examples.retriever.PATIENCE", 0.4)
         monkeypatch.setattr("examples.retriever.ARRIVAL", 1.2)
         monkeypatch.setattr("examples.retriever.MAX_CLIENTS", 2)
@@ -92,8 +91,7 @@ class TestRetriever:
             for client in silent:
                 client.close()
 
-    def test_an_answer_may_take_longer_than_its_request_but_a_client_has_to_take_it(
-            self, monkeypatch, capfd):
+    def test_an_answer_may_take_longer_than_a_request_but_has_to_be_taken(self, monkeypatch, capfd):
         monkeypatch.setattr("examples.retriever.ARRIVAL", 0.6)
         monkeypatch.setattr("examples.retriever.Handler.timeout", 0.6)
         slow = SimpleNamespace(search=lambda text, _: time.sleep(0.9) or ["x" * int(text)])

@@ -192,8 +192,7 @@ class TestFunctions:
                 }.items():
             assert words(code, [Case([1], 0)], "f", pool) == [word], code
 
-    def test_arguments_are_copies_and_a_call_that_fails_fails_alone(self, spaces, pool,
-                                                                    monkeypatch):
+    def test_arguments_are_copies_and_a_failing_call_fails_alone(self, spaces, pool, monkeypatch):
         """One process makes all calls. Where it ends, a new one makes that call again, with the
         whole limit."""
         xs = [3, 1, 2]
@@ -264,8 +263,7 @@ class TestMonty:
     def test_solutions_of_humaneval_and_of_generated_problems_pass(self):
         assert_solutions_pass(every=8, generated=5)
 
-    def test_without_namespaces_programs_are_refused_and_the_backend_says_why(
-            self, monkeypatch, tmp_path):
+    def test_without_namespaces_programs_are_refused_with_the_reason(self, monkeypatch, tmp_path):
         """A worker that finds no unshare() makes a pool choose Monty."""
         source, call = Path(sandbox.worker.__file__).read_text(), "call(LIBC.unshare, NEWUSER |"
         assert call in source

@@ -143,8 +143,7 @@ class TestPages:
             "features": "natural, soothing, creamy",
             "reviews": "5 of 5 stars. Like butter on the skin."}),
         (PLAIN, {"features": "natural, soothing, creamy"})])
-    def test_options_are_replaced_kept_by_sub_pages_and_forgotten_with_the_item(
-            self, options, pages):
+    def test_options_are_replaced_kept_on_sub_pages_and_lost_with_the_item(self, options, pages):
         """An item has the sub-pages that have a text."""
         env = after("search[natural soothing cream]", seed=0, **options)
         first = shown(env)[0]

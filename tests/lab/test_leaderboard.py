@@ -56,8 +56,7 @@ class TestRule:
         fill(("bandit", algo), folder / "rows.json", {})
         return stored(folder / "rows.json")
 
-    def test_three_rates_are_tried_on_one_seed_and_the_best_validation_trains_three(
-            self, trained, tmp_path):
+    def test_three_rates_are_tried_on_one_seed_and_the_best_trains_three(self, trained, tmp_path):
         trained.val[1e-4] = 0.6
         self.fill(tmp_path)
         assert trained.asked == [*((TUNING_SEED, lr) for lr in (3e-4, 1e-4, 9e-4)),
@@ -70,8 +69,7 @@ class TestRule:
                 config, lr=base.lr, seed=0, device="", val_every=base.val_every,
                 save_every=base.save_every) == base
 
-    def test_what_is_stored_is_not_repeated_and_what_was_killed_goes_on(
-            self, trained, tmp_path, monkeypatch):
+    def test_what_is_stored_is_not_repeated_after_a_kill(self, trained, tmp_path, monkeypatch):
         measure = leaderboard.measure
 
         def killed(config):
@@ -94,8 +92,7 @@ class TestRule:
         after = self.fill(tmp_path)
         assert len(trained.asked) == 12 and not after.keys() & before.keys()
 
-    def test_a_policy_that_diverges_has_no_success_and_each_rate_has_its_name(
-            self, runs, monkeypatch):
+    def test_a_policy_that_diverges_has_no_success_and_rates_have_names(self, runs, monkeypatch):
         def diverges(*_):
             raise FloatingPointError("logits are not finite: the policy has diverged. Is")
 
@@ -240,8 +237,7 @@ class TestModels:
         monkeypatch.setattr(leaderboard, "write_page", lambda: None)
         return tmp_path / "models.json"
 
-    def test_a_folder_plays_beside_the_players_and_is_not_asked_twice(
-            self, begun, stored_at, capsys, monkeypatch):
+    def test_a_folder_plays_beside_the_players_once(self, begun, stored_at, capsys, monkeypatch):
         words = ["--model", str(begun / "checkpoint"), "--env", "bandit", "--size", "2"]
         leaderboard.main(words)
         (found,) = stored(stored_at).values()

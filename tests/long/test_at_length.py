@@ -10,16 +10,7 @@ from collections import defaultdict
 import pytest
 import test_lean
 from test_bundled import fresh, loss_and_checksums
-from test_env_contract import (  # noqa: F401  collected here, too
-    TestBudget,
-    TestGroups,
-    TestHostileAnswers,
-    TestLife,
-    TestRandomPolicy,
-    TestSeeds,
-    TestShallowPlayer,
-    TestSolver,
-)
+from test_env_contract import *  # noqa: F403  the classes that it names, for ENV_NAMES
 from test_families import FAMILIES, PAGE, SOME, listed_as, measured
 from test_lean import DRAWN, THEOREMS, assert_proofs_hold, assert_the_same_in_every_company
 from test_sandbox import assert_solutions_pass

@@ -39,8 +39,7 @@ def largest_gap(policy, batch):
 
 @each_kind
 class TestRuns:
-    def test_ten_updates_on_one_batch_lower_its_loss_and_transformers_loads_the_result(
-            self, name, options, tmp_path):
+    def test_ten_updates_lower_a_batchs_loss_and_the_result_loads(self, name, options, tmp_path):
         config, learner, batch = played(*options, "--mini-batch", "16")
         batch, _ = trainer.compute_targets(learner, batch, config)
         losses = [trainer.update(learner, batch, config, 1)["policy_loss"] for _ in range(10)]

@@ -17,9 +17,8 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 from several import Launched, several
-from training import metrics
+from training import metrics, state_text
 
 from minragen.look import report
 from minragen.run.runs import find_checkpoint, step_of, write_whole
@@ -87,11 +86,8 @@ def kill(process, folder, rng, seconds):
 
 def state_of(folder):
     """Everything that a run leaves but its times."""
-    torch.set_printoptions(profile="full", precision=10)
-    checkpoint = folder / "checkpoint"
-    return (metrics(folder), (folder / "trajectories.jsonl").read_text(),
-            (checkpoint / "model.safetensors").read_bytes(),
-            str(torch.load(checkpoint / "trainer.pt", weights_only=True)))
+    return (metrics(folder), (folder / "trajectories.jsonl").read_text(), state_text(folder),
+            (folder / "checkpoint" / "model.safetensors").read_bytes())
 
 
 def survived(folder, known):
@@ -125,8 +121,7 @@ def test_a_run_killed_at_any_instant_goes_on_as_if_it_had_not_been(place):
 def test_several_processes_of_which_one_or_all_are_killed_go_on_as_if_they_had_not_been(place):
     """Each number of processes repeats itself. A fifth of the kills: a start takes seconds."""
     def launched(*argv):
-        return Launched(place, sys.executable, "-m", "minragen", "train", "--nproc", "2",
-                        *argv)
+        return Launched(place, sys.executable, "-m", "minragen", "train", "--nproc", "2", *argv)
 
     several(2, lambda: train("--run", "straight", *OPTIONS))
     straight, folder = state_of(place / "runs" / "straight"), place / "runs" / "two"
