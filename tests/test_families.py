@@ -8,13 +8,10 @@ import copy
 import functools
 import itertools
 import re
-import shutil
 import tempfile
-from pathlib import Path
 
 import pytest
 import torch
-import towers
 import transformers
 from toys import tiny
 
@@ -26,7 +23,7 @@ from minragen.look import diagnostics
 from minragen.models import Critic
 from minragen.rollout import Rules, collect
 from minragen.run import memory
-from minragen.run.load import PROCESSOR_FILES, load_policy
+from minragen.run.load import load_policy
 from minragen.run.proof import prove
 from minragen.train import Learner
 from minragen.trajectory import make_batch
@@ -51,6 +48,19 @@ MAMBA = dict(mamba_n_heads=8, mamba_d_head=8, mamba_d_state=8, mamba_n_groups=2)
 GEMMA = dict(head_dim=8, query_pre_attn_scalar=8)
 GEMMA4 = MIXED | dict(head_dim=8, global_head_dim=16, num_kv_shared_layers=2,
                       hidden_size_per_layer_input=8, vocab_size_per_layer_input=400)
+VISION = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+              image_size=16, patch_size=8)
+MROPE = dict(rope_parameters=dict(rope_type="default", rope_theta=1e4, mrope_section=[2, 1, 1]))
+
+
+def package(text, **vision):
+    """The options of a vision-language model. What its text has is not its own option."""
+    return dict(text_config=SIZES | dict(vocab_size=400) | text, vision_config=vision)
+
+
+def qwen_tower(**options):
+    return dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=8,
+                out_hidden_size=32, **options)
 
 
 def rope(rope_type, original=CONTEXT // 4, **options):
@@ -63,7 +73,7 @@ def longrope(original):
         "longrope", original, short_factor=[1.0] * 4, long_factor=[3.0] * 4)
 
 
-FAMILIES = {  # name: class of the configuration, or who makes the model; options
+FAMILIES = {  # name: class of the configuration, options
     "Llama": ("Llama", {}),
     "Llama, linear rope": ("Llama", rope("linear")),
     "Llama 3": ("Llama", rope("llama3", low_freq_factor=1.0, high_freq_factor=4.0)),
@@ -104,14 +114,19 @@ FAMILIES = {  # name: class of the configuration, or who makes the model; option
     "Gemma": ("Gemma", GEMMA),
     "Gemma 2": ("Gemma2", GEMMA | SLIDING | dict(final_logit_softcapping=3.0)),
     "Gemma 3": ("Gemma3Text", GEMMA | MIXED),
-    "Gemma 3, with its vision tower": (towers.gemma3, {}),
+    "Gemma 3, with its vision tower": ("Gemma3", package(GEMMA | MIXED, **VISION)),
     "Gemma 4": ("Gemma4Text", GEMMA4),
-    "Gemma 4, with its vision tower": (towers.gemma4, {}),
+    "Gemma 4, with its vision tower": ("Gemma4", dict(audio_config=None) | package(
+        GEMMA4, num_key_value_heads=2, head_dim=8, position_embedding_size=16, **VISION)),
     "Ministral 3": ("Ministral3", dict(head_dim=8)),
-    "Ministral 3, with its vision tower": (towers.mistral3, {}),
-    "Qwen2.5-VL": (towers.qwen2_5_vl, {}),
-    "Qwen3-VL": (towers.qwen3_vl, {}),
-    "Qwen3.5, with its vision tower": (towers.qwen3_5, {}),
+    "Ministral 3, with its vision tower": ("Mistral3", package(
+        dict(model_type="ministral3", head_dim=8), model_type="pixtral", head_dim=8, **VISION)),
+    "Qwen2.5-VL": ("Qwen2_5_VL", package(
+        MROPE, **qwen_tower(fullatt_block_indexes=[0]))),
+    "Qwen3-VL": ("Qwen3VL", package(MROPE | dict(head_dim=8), **qwen_tower(
+        deepstack_visual_indexes=[0], num_position_embeddings=16))),
+    "Qwen3.5, with its vision tower": ("Qwen3_5", package(
+        DELTA | dict(initializer_range=0.1), **qwen_tower(num_position_embeddings=16))),
     "Phi": ("Phi", {}),
     "Phi-3, window": ("Phi3", SLIDING),
     "Phi-3, longrope": ("Phi3", longrope(CONTEXT)),
@@ -159,17 +174,15 @@ def family(name):
 def write_family(name, folder, **sizes):
     """Write the folder of a family. sizes: other than SIZES"""
     kind, options = FAMILIES[name]
-    if callable(kind):  # without the files of its processor
-        shutil.copytree(towers.folder_of(kind, Path(folder, "whole")), folder, dirs_exist_ok=True,
-                        ignore=shutil.ignore_patterns(*PROCESSOR_FILES))
-        return
     kind, tokenizer = getattr(transformers, f"{kind}Config"), tiny()[0].tokenizer
     known, sizes = kind(), SIZES | dict(vocab_size=len(tokenizer) + 9, pad_token_id=0) | sizes
     config = kind(**{k: v for k, v in sizes.items() if hasattr(known, k)} | options)
     torch.manual_seed(0)
     config.save_pretrained(folder)
+    sees = type(config) in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    kind = transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
     with contextlib.suppress(ValueError):  # no decoder: T5
-        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+        kind.from_config(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 

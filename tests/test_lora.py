@@ -178,8 +178,7 @@ class TestRuns:
 
 
 class TestWarmUp:
-    def test_a_pretrained_models_warm_up_trains_adapters_alone_and_keeps_their_sum(
-            self, tmp_path, monkeypatch):
+    def test_a_pretrained_warm_up_trains_adapters_and_keeps_their_sum(self, tmp_path, monkeypatch):
         """So it takes no more memory than the run. The folder is an ordinary one."""
         monkeypatch.setenv("MINRAGEN_CACHE", str(tmp_path / "cache"))
         bundled.save_folder(tiny("bandit")[0], tmp_path / "model")

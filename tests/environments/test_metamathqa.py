@@ -233,8 +233,7 @@ class TestRecords:
             with pytest.raises(ValueError, match=said):
                 [*read_records(tmp_path / "d.parquet")]
 
-    def test_what_is_left_out_is_counted_and_a_slow_file_says_how_far_it_is(
-            self, tmp_path, capfd, monkeypatch):
+    def test_what_is_left_out_is_counted_and_progress_is_told(self, tmp_path, capfd, monkeypatch):
         """On stderr; of JSONL, a line at a time is in memory."""
         path = write(tmp_path / "a.jsonl", *[gsm8k(n % 4 or "", f"{n}?") for n in range(2000)])
         monkeypatch.setattr(files, "watched", functools.partial(files.watched, delay=0))
