@@ -164,10 +164,10 @@ def results_table():
 
 
 def pretrained_table():
-    """One row for each stored run of SmolLM2: its first and its last validation."""
+    """One row for each stored run of a recipe of SmolLM2: its first and its last validation."""
     rows = []
-    for run in archive.names("smollm2-*-s?"):
-        row = pretrained.row_of(archive.config(run), archive.metrics(run))
+    for run in (run for name in recipes() for run in archive.names(f"{name}-s?")):
+        row = row_of(run)
         low, high = row["after - before"]
         rows.append([
             run.removeprefix("smollm2-"),
@@ -178,14 +178,26 @@ def pretrained_table():
                   "valid replies before, after", "steps", "minutes of training"), rows)
 
 
+def row_of(run):
+    return pretrained.row_of(archive.config(run), archive.metrics(run))
+
+
+def control_line():
+    """What the runs of the control with random rewards gain."""
+    rows = [row_of(f"smollm2-lean-random-s{seed}") for seed in SEEDS]
+    before, after = ([f"{row[when][0]:.2f}" for row in rows] for when in ("before", "after"))
+    most = max(row["after - before"][1] for row in rows)
+    return (f"With random rewards Lean goes from {', '.join(before)} to {', '.join(after)}; the "
+            f"intervals of the change end at\n{most:+.2f} or below (`smollm2-lean-random`).")
+
+
 def pretrained_means():
     """What an owner of a laptop gains: one row for each recipe, the mean of its seeds."""
     rows = []
     for name in recipes():
         runs = archive.names(f"{name}-s?")
         config = archive.config(runs[0])
-        before, after = ([pretrained.row_of(archive.config(run), archive.metrics(run))[when][0]
-                          for run in runs] for when in ("before", "after"))
+        before, after = ([row_of(run)[when][0] for run in runs] for when in ("before", "after"))
         took = [sum(line.get("seconds", 0) for line in archive.metrics(run)) / 60 for run in runs]
         rows.append([
             f"`make train ENV={config.env} MODEL=smollm2`", f"{np.mean(before):.2f}",
@@ -400,7 +412,7 @@ PAGES = {"README.md": {"pretrained": pretrained_means},
          "docs/running.md": {"log": log_lines},
          "docs/specification.md": {"mutants": mutants_result},
          "docs/pretrained.md": {
-             "runs": pretrained_table, "recipes": recipe_cards,
+             "runs": pretrained_table, "control": control_line, "recipes": recipe_cards,
              "learnt": partial(learnt, "smollm2-frozenlake-s0"),
              "start": partial(start_line, "smollm2-lean-s0")},
          "docs/results.md": {"results": results_table,
