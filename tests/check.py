@@ -40,8 +40,8 @@ STORED = {"look/report": {"run.runs"}, "more/api": {"environments.limits", "envi
 # What a reader was promised: files, lines at most.
 SIZES = {"the reading list": ("minragen/*.py", 3088), "support/": ("minragen/support/*.py", 650),
          "nano.py": ("minragen/nano.py", 200), "rollout.py": ("minragen/rollout.py", 260),
-         "starpo.py": ("minragen/starpo.py", 480), "the package": ("minragen/**/*.py", 14956),
-         "the tests": ("tests/**/*.py", 17432)}
+         "starpo.py": ("minragen/starpo.py", 480), "the package": ("minragen/**/*.py", 14965),
+         "the tests": ("tests/**/*.py", 17436)}
 LONGEST = 480  # lines of a file of the reading list
 OPTIONS = 72
 

@@ -180,7 +180,7 @@ class TestPrefixTree:
 @pytest.fixture
 def segments(monkeypatch):
     """As on CUDA, where one kernel computes the segments."""
-    monkeypatch.setattr(flash, "usable", lambda decoder: True)
+    monkeypatch.setattr(llama, "kernels", lambda decoder: flash)
     monkeypatch.setattr(flash, "attention", flash.plain_attention)
 
 
@@ -213,7 +213,7 @@ class TestFlash:
     @pytest.mark.parametrize("device", ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"])
     def test_it_is_used_where_it_agrees_with_plain_attention(self, device, monkeypatch):
         decoder, given = family("Qwen3").model.bfloat16().base_model, (torch.device(device), 4, 2)
-        assert not flash.usable(decoder)  # on a CPU
+        assert llama.kernels(decoder) is None  # on a CPU
         plain, real = flash.plain_attention, flash.attention
         right = [plain] + [real] * (device == "cuda")
         wrong = [real] * (device == "cpu") + [
@@ -228,9 +228,10 @@ class TestFlash:
             assert flash.agrees.__wrapped__(*given, 16) == (function in right)
         asked, weight = [], SimpleNamespace(device=torch.device("cuda"), dtype=torch.bfloat16)
         monkeypatch.setattr(flash, "agrees", lambda *given: asked.append(given) or True)
-        assert flash.usable(SimpleNamespace(embed_tokens=SimpleNamespace(weight=weight),
-                                            layers=decoder.layers))
-        assert asked == [(weight.device, 4, 2, 16)]
+        on_gpu = SimpleNamespace(embed_tokens=SimpleNamespace(weight=weight), layers=decoder.layers)
+        assert llama.kernels(on_gpu) is flash and asked == [(weight.device, 4, 2, 16)]
+        weight.dtype = torch.float32
+        assert llama.kernels(on_gpu) is None
 
     @pytest.mark.parametrize("name", LEAN)
     def test_cached_turns_and_the_learner_equal_a_full_pass(self, name, segments):
@@ -273,7 +274,7 @@ class TestFlash:
             policy = dataclasses.replace(family(name), hidden_before=cache.hidden_before)
             if policy.last_hidden == llama.last_hidden:  # as `faster` gets it
                 policy.last_hidden = cache.last_hidden
-            monkeypatch.setattr(flash, "usable", lambda decoder, usable=usable: usable)
+            monkeypatch.setattr(llama, "kernels", lambda decoder, usable=usable: usable)
             with pytest.raises(ValueError, match="in bfloat16, and the weights are float32"):
                 faster(policy, "flash_attention_2")
             policy.model.bfloat16()

@@ -107,8 +107,8 @@ def replayed(*given):
 
 def in_segments(append, *given):
     """As on CUDA, where a kernel computes the segments that a CPU computes one by one."""
-    with mock.patch.multiple(
-            flash, usable=lambda decoder: True, attention=flash.plain_attention):
+    with (mock.patch.object(llama, "kernels", lambda decoder: flash),
+          mock.patch.object(flash, "attention", flash.plain_attention)):
         return append(*given)
 
 

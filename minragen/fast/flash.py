@@ -107,9 +107,9 @@ def window_of(config, layer):
 
 
 def usable(decoder):
-    """Whether the kernels compute the attention of this decoder where it is."""
+    """Whether the kernels compute the attention of this decoder, which is on a GPU."""
     weight, layer = decoder.embed_tokens.weight, decoder.layers[0].self_attn
-    return weight.device.type == "cuda" and weight.dtype == torch.bfloat16 and agrees(
+    return weight.dtype == torch.bfloat16 and agrees(
         weight.device, *(getattr(layer, f"{name}_proj").out_features // layer.head_dim
                          for name in "qk"), layer.head_dim)
 

@@ -18,7 +18,6 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 from minragen.cache import reserve
-from minragen.fast import flash
 
 FAMILY = {"LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model"}  # decoders
 
@@ -27,11 +26,20 @@ FAMILY = {"LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model"}  # decoders
 def last_hidden(model, slots, tokens, counts, first_row=0):
     """Append ids to slots and return the last hidden states (n, D), as in cache.py."""
     q, decoder = tokens.shape[1], model.base_model
-    segments = flash.usable(decoder)
-    positions, masks, ends = reserve(model, slots, tokens, counts, first_row, not segments)
-    attend = (flash.slots_attention(decoder, slots, counts, first_row, q) if segments else
+    flash = kernels(decoder)
+    positions, masks, ends = reserve(model, slots, tokens, counts, first_row, not flash)
+    attend = (flash.slots_attention(decoder, slots, counts, first_row, q) if flash else
               masked_attention(decoder, slots, masks, ends, q))
     return decode(decoder, tokens.flatten(), positions.flatten(), attend, ends if q > 1 else None)
+
+
+def kernels(decoder):
+    """The module flash.py if its kernels compute the attention of this decoder where it is."""
+    if decoder.embed_tokens.weight.device.type != "cuda":
+        return None
+    from minragen.fast import flash
+
+    return flash if flash.usable(decoder) else None
 
 
 def masked_attention(decoder, slots, masks, ends, q):

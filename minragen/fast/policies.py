@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import pad
 
 from minragen import cache
-from minragen.fast import flash, llama, prefix_tree
+from minragen.fast import llama, prefix_tree
 
 
 def faster(policy, attention=""):
@@ -38,7 +38,7 @@ def faster(policy, attention=""):
     if ragged and policy.model.dtype == torch.float32:
         raise ValueError(f"model {policy.name!r} cannot use attention {attention!r}: it computes "
                          f"in bfloat16, and the weights are float32, as on every CPU.")
-    if attention and not (ours and ragged and flash.usable(policy.model.base_model)):
+    if attention and not (ours and ragged and llama.kernels(policy.model.base_model)):
         set_attention(policy, attention)
         plain = policy.last_hidden == cache.last_hidden and policy.image_store is None
         run = run if ours else partial(last_hidden, policy.last_hidden)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from minragen.cache import attention_masks
-from minragen.fast import flash
+from minragen.fast import llama
 from minragen.fast.llama import attend_to, decode, mask_of
 
 PAIRS = {"cpu": 2**18}  # of queries and keys in one attention call; on an accelerator 2**24
@@ -78,7 +78,8 @@ class PrefixTree:
         wanted = np.zeros(new.sum(), dtype=bool)
         wanted[before] = True
         asks = new & wanted[self._paths]  # where the last layer has queries
-        if segments := flash.usable(decoder):
+        self._flash = llama.kernels(decoder)
+        if self._flash:
             # Each copies its row's keys: one a row, with what lies between replies.
             asks = np.maximum.accumulate(asks, axis=1) & np.maximum.accumulate(
                 asks[:, ::-1], axis=1)[:, ::-1]
@@ -86,14 +87,14 @@ class PrefixTree:
         self.tokens, self.positions = self._tensor(ids[order][new]), self._tensor(_columns(new))
         self.wanted = self._tensor(wanted.nonzero()[0])
         self.state_of = self._tensor(wanted.cumsum()[before] - 1)
-        cut = self._segments if segments else self._cut
+        cut = self._segments if self._flash else self._cut
         self._parts, self._last_parts = cut(new), cut(asks)
 
     def attend(self, layer, queries, keys, values, scale):
         """Attention of one layer, as `llama.decode` asks for it."""
         last = layer == len(self._decoder.layers) - 1
         parts = self._last_parts if last else self._parts
-        if isinstance(parts, flash.Segments):
+        if flash := self._flash:
             keys, values = (x.index_select(0, parts.nodes) for x in (keys, values))
             return flash.attention(queries, keys, values, parts, scale,
                                    flash.window_of(self._decoder.config, layer))
@@ -120,7 +121,7 @@ class PrefixTree:
         queries, keys = queries[rows], asks.shape[1] - asks[rows, ::-1].argmax(axis=1)
         nodes = self._paths[rows][np.arange(asks.shape[1]) < keys[:, None]]
         starts = (np.append(0, counts.cumsum()).astype(np.int32) for counts in (queries, keys))
-        return flash.Segments(tuple(map(self._tensor, starts)),
+        return self._flash.Segments(tuple(map(self._tensor, starts)),
                               (int(queries.max()), int(keys.max())), self._tensor(nodes))
 
     def _cut(self, asks):
