@@ -184,7 +184,7 @@ def row_of(run):
 
 def control_line():
     """What the runs of the control with random rewards gain."""
-    rows = [row_of(f"smollm2-lean-random-s{seed}") for seed in SEEDS]
+    rows = [row_of(run) for run in archive.names("smollm2-lean-random-s?")]
     before, after = ([f"{row[when][0]:.2f}" for row in rows] for when in ("before", "after"))
     most = max(row["after - before"][1] for row in rows)
     return (f"With random rewards Lean goes from {', '.join(before)} to {', '.join(after)}; the "
