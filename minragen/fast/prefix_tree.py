@@ -122,7 +122,7 @@ class PrefixTree:
         nodes = self._paths[rows][np.arange(asks.shape[1]) < keys[:, None]]
         starts = (np.append(0, counts.cumsum()).astype(np.int32) for counts in (queries, keys))
         return self._flash.Segments(tuple(map(self._tensor, starts)),
-                              (int(queries.max()), int(keys.max())), self._tensor(nodes))
+                                    (int(queries.max()), int(keys.max())), self._tensor(nodes))
 
     def _cut(self, asks):
         """Split the attention of a layer into Parts of rows of similar length, to waste little on
