@@ -187,8 +187,9 @@ def control_line():
     rows = [row_of(run) for run in archive.names("smollm2-lean-random-s?")]
     before, after = ([f"{row[when][0]:.2f}" for row in rows] for when in ("before", "after"))
     most = max(row["after - before"][1] for row in rows)
-    return (f"With random rewards Lean goes from {', '.join(before)} to {', '.join(after)}; the "
-            f"intervals of the change end at\n{most:+.2f} or below (`smollm2-lean-random`).")
+    return (f"With random rewards (`smollm2-lean-random`) success in Lean falls from "
+            f"{', '.join(before)} to\n{', '.join(after)}; the intervals of the change end at "
+            f"{most:+.2f} or below.")
 
 
 def pretrained_means():

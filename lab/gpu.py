@@ -71,7 +71,8 @@ def main(arguments=None):
             print(OTHERS.format(model=model, before=BEFORE, steps=STEPS))
     except ValueError as problem:
         sys.exit(f"error: {problem}")
-    print(json.dumps(results))
+    finally:  # also what was measured before a model that cannot be had
+        print(json.dumps(results))
     return {name: found for name, found in results.items() if isinstance(found, dict)}
 
 

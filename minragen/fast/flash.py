@@ -95,8 +95,8 @@ def _rows(config, slots, first_row, q, used):
     """The Segments of rows with q queries each, among the keys that `_tokens` returns."""
     starts = torch.arange(len(used) + 1, dtype=torch.int32, device=slots.device)
     apart = config.num_key_value_heads * slots.capacity
-    return Segments((q * starts, apart * (first_row + starts)), (q, slots.capacity),
-                    used=used.int())
+    places = q * starts, apart * (first_row + starts)
+    return Segments(places, (q, slots.capacity), used=used.int())
 
 
 def window_of(config, layer):
@@ -120,10 +120,10 @@ def usable(decoder):
 def agrees(device, H, K, d):
     """Whether both functions give random segments the same results and gradients. A card may be too
     old, a head too wide, a PyTorch different."""
-    found = all(_agree(device, H, K, d, *trial) for trial in TRIALS)
-    if not found:
-        print(f"warning   PyTorch's flash kernels fail on {device}, so attention has masks")
-    return found
+    if all(_agree(device, H, K, d, *trial) for trial in TRIALS):
+        return True
+    print(f"warning   PyTorch's flash kernels fail on {device}, so attention has masks")
+    return False
 
 
 def _agree(device, H, K, d, asked, kept, used):

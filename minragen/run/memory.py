@@ -53,14 +53,14 @@ def remedies(learner, config):
             learner, replace(config, **changes), frozen).values())
         return always + max(others)
 
-    rows = _sizes(learner.policy, config, learner.world.size).slots
+    now, rows = peak(), _sizes(learner.policy, config, learner.world.size).slots
     peaks = {f"--{name.replace('_', '-')} {str(value).lower()}": peak(**{name: value})
              for name, value in (("token_budget", max(1, config.token_budget // 2)),
                                  ("max_rows", max(1, rows // 2)),
                                  ("activation_checkpointing", True))}
     if not config.lora_rank:
         peaks["a new run with --lora-rank 16"] = peak(frozen=True)  # its adapters are small
-    saved = sorted(((peak() - least, option) for option, least in peaks.items()), reverse=True)
+    saved = sorted(((now - least, option) for option, least in peaks.items()), reverse=True)
     return ", ".join(f"{option} saves {size / 2**20:,.0f} MiB" for size, option in saved[:3]
                      if size >= 2**20) or "no option saves a MiB"
 
