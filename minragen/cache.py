@@ -25,7 +25,8 @@ class KVSlots:
 
     `update` writes a row's new keys after its earlier keys and returns the buffers up to the end of
     the longest row. A shorter row ends in padding, which masks hide until new keys overwrite it.
-    A row's bound is no less than its length: `reserve` adds counts to lengths and the padded q to
+    Lengths are exact and on the device. Bounds are on the CPU, so that nobody waits to read a
+    length from a GPU, and never smaller: `reserve` adds counts to lengths and the padded q to
     bounds, and `Policy.extend_in_chunks` makes the two equal again.
 
     A row may also have states: tensors of one size, zero before its first token, which each pass
@@ -42,7 +43,6 @@ class KVSlots:
         self.layers = {}  # layer -> [keys, values], each (rows, heads, capacity, width)
         self.states = {}  # name -> (rows, ...)
         self.lengths = torch.zeros(rows, dtype=torch.int64, device=self.device)
-        # On the CPU: to read a length from a GPU would be to wait for it.
         self.bounds = torch.zeros(rows, dtype=torch.int64)
 
     def set_positions(self, positions, filled, rows):
@@ -63,9 +63,9 @@ class KVSlots:
         if layer_idx not in self.layers:
             self.layers[layer_idx] = [x.new_zeros(
                 len(self.lengths), x.shape[1], self.capacity, x.shape[3]) for x in new]
-        for slot, states in zip(self.layers[layer_idx], new):
-            slot[self._index, :, self._positions] = states.transpose(1, 2)
-        return [slot[self._rows, :, :self._filled] for slot in self.layers[layer_idx]]
+        for buffer, states in zip(self.layers[layer_idx], new):
+            buffer[self._index, :, self._positions] = states.transpose(1, 2)  # (n, q, heads, width)
+        return [buffer[self._rows, :, :self._filled] for buffer in self.layers[layer_idx]]
 
     def get_seq_length(self, layer_idx=0):
         return self._filled

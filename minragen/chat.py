@@ -38,11 +38,7 @@ class ChatFrame:
     def __init__(self, tokenizer, response_format="free_think", model_eos=None, max_new_tokens=0,
                  image_store=None, example=False):
         self.parts = formats.format_parts(response_format)
-        self.thinks = "reasoning" in self.parts
         self.describes = bool(formats.description_parts(response_format))
-        self._system_message = partial(
-            formats.system_message, response_format=response_format, max_new_tokens=max_new_tokens,
-            example=example)
         self.prefix = formats.forced_prefix(response_format)
         self._form = formats.FORMATS[response_format]
         self._part_ends = [re.compile(end) for end in part_ends(self._form).values()]
@@ -53,6 +49,10 @@ class ChatFrame:
         self._ids = lru_cache(REMEMBERED)(
             lambda text: tokenizer(text, add_special_tokens=False)["input_ids"])
         self.template = derive_template(tokenizer, self.prefix)
+        # (env) -> the system message, in which none of its texts begins or ends a turn
+        self.system_message = partial(
+            formats.system_message, response_format=response_format, max_new_tokens=max_new_tokens,
+            example=example, plain=self.template.plain)
         self.end_of_turn = self.template.end_of_turn
         check_pieces(self)
         model_eos = model_eos if isinstance(model_eos, (list, tuple)) else [model_eos]
@@ -61,10 +61,6 @@ class ChatFrame:
         self._ids_with_bracket = {
             i for i, name in enumerate(names)  # of the names of bytes only "<0x3E>" stands for ">"
             if ">" in (name or "") and not re.fullmatch("<0x(?!3E)..>", name)}
-
-    def system_message(self, env):
-        """The system message, in which no text of the environment begins or ends a turn."""
-        return self._system_message(env, plain=self.template.plain)
 
     def append_first_prompt(self, trajectory, env):
         """Append the first prompt."""
@@ -123,7 +119,8 @@ class ChatFrame:
         if ids[-1] not in self._ids_with_bracket or before == len(self.parts):
             return before
         start, end = len(ids), self._part_ends[before]
-        for _ in range(end.pattern.count("<")):  # back over all the tags that end this part
+        tags = end.pattern.count("<")  # that end this part, one after the other
+        for _ in range(tags):
             start = next((i for i in range(start - 1, -1, -1)
                           if ids[i] in self._ids_with_bracket), 0)
         if not end.search(self.tokenizer.decode(ids[max(0, start - TAG_TAIL):])):

@@ -214,9 +214,7 @@ def parse(argv):
 
 def from_options(given):
     """The Config of the given options, checked: see `unchecked`."""
-    config = unchecked(given)
-    check(config)
-    return config
+    return check(unchecked(given))
 
 
 def unchecked(given):
@@ -259,7 +257,7 @@ def _boolean(text):
 
 # ---- What cannot work ----------------------------------------------------------------------------
 def check(config):
-    """Raise ValueError, with one sentence, for what cannot work."""
+    """Return the Config. Raise ValueError, with one sentence, for what cannot work."""
     base = preset_of(config)  # imports a user's algorithm, which may add choices
     for f in dataclasses.fields(config):
         value, choices = getattr(config, f.name), choices_of(f)
@@ -279,6 +277,7 @@ def check(config):
             raise ValueError(f"bad run name {name!r}: expected up to 100 letters, digits and -_.+=")
     check_together(config, base)
     typed.parse_mixture(",".join(env_names(config)), config.val_size, REGISTRY)  # divides val_size
+    return config
 
 
 # ---- The environments of a Config ----------------------------------------------------------------

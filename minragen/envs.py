@@ -236,7 +236,7 @@ class TextEnv(gymnasium.Env):
         if seed is None:  # Gymnasium's convention: go on from the environment's own stream
             seed = int(self.np_random.integers(2**31))
         member = int((options or {}).get("member", 0))
-        # For slips and payouts. member + 1: the 0 of [seed, 0, attempt] below is the instance's.
+        # For slips and payouts. Key 0 below is the instance's, so members begin at 1.
         self.dynamics = np.random.default_rng([seed, member + 1, 1])
         self._turns = self._actions = 0
         for attempt in range(MAX_REDRAWS):
@@ -337,10 +337,8 @@ def make(name, split="train", budget=None, layers=(), **options):
     layers: what is put around it, the last outermost: `action_noise,probability=0.2`
     raises: ValueError with the nearest known name, ImportError naming the missing module or class
     """
-    if name in REGISTRY:
-        build = pkgutil.resolve_name(REGISTRY[name])
-    else:
-        build = pkgutil.resolve_name(ELSEWHERE)(name)
+    build = (pkgutil.resolve_name(REGISTRY[name]) if name in REGISTRY else
+             pkgutil.resolve_name(ELSEWHERE)(name))
     env = build(split=split, budget=budget, **options)
     return pkgutil.resolve_name(LAYERS)(env, layers) if layers else env
 

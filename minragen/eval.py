@@ -7,15 +7,13 @@
     python -m minragen.eval --env bandit --api http://localhost:8000/v1 --api-model NAME
 
 This is the command. run/measure.py turns runs and models into players, which needs torch; look/ has
-the scripted ones (players.py), statistics and tables (evaluate.py).
+the scripted ones (players.py), and options, statistics and tables (evaluate.py).
 """
 
 import sys
 
-from minragen.envs import SPLITS
 from minragen.look import evaluate
 from minragen.look.faults import Parser, told
-from minragen.support.options import nearest
 
 
 def main(argv=None):
@@ -48,39 +46,12 @@ def arguments(argv):
     parser.add_argument("--samples", type=int, default=1, help="episodes of each for pass@k [1]")
     parser.add_argument("--out", default="", metavar="FOLDER",
                         help="write results.csv and chats.jsonl (OpenAI's messages) there")
-    add_shared_options(parser)
-    args = parse(parser, argv, (("api_model", "api"), ("api", "api_model"), ("api", "env"),
-                                ("model", "env"), ("checkpoint", "run"), ("layer", "env")))
+    evaluate.add_shared_options(parser)
+    args = evaluate.parse(parser, argv, (("api_model", "api"), ("api", "api_model"), ("api", "env"),
+                                         ("model", "env"), ("checkpoint", "run"),
+                                         ("layer", "env")))
     if (args.run, args.env) == (None, None):
         parser.error("give --run NAME or --env ENV")
-    return args
-
-
-def add_shared_options(parser):
-    """Add the options shared with `minragen play`: which instances, and how they are played."""
-    parser.add_argument("--split", default="test", metavar="{" + ",".join(SPLITS) + "}",
-                        help="which instances [test]")
-    parser.add_argument("--set", default="",
-                        help=f"a generalisation set: {', '.join(evaluate.SETS)}")
-    parser.add_argument("--checkpoint", default="", choices=("best",),
-                        help="--run: the one of the best validation [the last one]")
-    parser.add_argument("--temperature", type=float, help="of the sampling [val_temperature]")
-    parser.add_argument("--device", default="", help="cpu, cuda or mps [cuda if there]")
-    parser.add_argument("--env-arg", action="append", default=[],
-                        help="environment option, name=value; may be repeated; with --run only "
-                             "where its data file is, if it has moved")
-    parser.add_argument("--layer", action="append", default=[],
-                        help="layer around the environment, as in training; may be repeated")
-
-
-def parse(parser, argv, pairs):
-    """The parsed options. pairs: [(option, another option without which it has no effect), ...]"""
-    args = parser.parse_args(argv)
-    if args.split not in SPLITS:
-        parser.error(nearest("split", args.split, SPLITS))
-    for name, needed in pairs:
-        if getattr(args, name) not in (None, "", []) and not getattr(args, needed):
-            parser.error(f"--{name.replace('_', '-')} needs --{needed.replace('_', '-')}")
     return args
 
 

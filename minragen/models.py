@@ -38,6 +38,8 @@ class Policy:
     base: nn.Module | None = None  # with LoRA: the model without its adapters
     weights: Callable | None = None  # with LoRA: returns the state dict to save
     last_hidden: Callable = cache.last_hidden  # runs the decoder in a rollout
+    regather: Callable = cache.regather  # orders slots between turns
+    sample_replies: Callable | None = None  # None: that of rollout.py
     hidden_before: Callable = cache.hidden_before  # runs the decoder in an update
     micro_batches: Callable = cache.micro_batches  # divides the rows of an update
     output_layer: Callable | None = None  # None: the function below

@@ -84,11 +84,11 @@ def train(policy, frame, seed=0, steps=STEPS):
     optimizer = torch.optim.AdamW(policy.model.parameters(), lr=LEARNING_RATE)
     print(f"step  0/{steps}  held-out success {held_out_success(policy, frame):.3f}", flush=True)
     for step in range(1, steps + 1):
-        first_seed = (seed * steps + step) * NUM_GROUPS  # fresh instances in every step
+        first_seed = (seed * steps + step) * NUM_GROUPS  # fresh seeds in every step
         episodes = collect(policy, frame, "train", first_seed, NUM_GROUPS, GROUP_SIZE)
         tokens, response_mask, old_logprobs, returns = make_batch(episodes)
         advantages = group_advantages(returns, GROUP_SIZE)  # (B,)
-        advantages = advantages.repeat_interleave(response_mask.sum(dim=1))  # (N,), per token
+        advantages = advantages.repeat_interleave(response_mask.sum(dim=1))  # (N,), row by row
         for _ in range(EPOCHS):
             logprobs = token_logprobs(policy.model, tokens, response_mask)
             loss = policy_loss(logprobs, old_logprobs, advantages).mean()
@@ -115,8 +115,8 @@ def collect(policy, frame, split, first_seed, num_groups, group_size, temperatur
         logits = policy.model(tokens, use_cache=False).logits[range(len(live)), last]
         log_p = (logits / temperature).log_softmax(dim=-1)  # (live episodes, V)
         sampled = torch.multinomial(log_p.exp(), num_samples=1)
-        for episode, token, logprobs in zip(live, sampled[:, 0].tolist(), log_p.tolist()):
-            add_token(frame, episode, token, logprobs[token])
+        for episode, token, log_p_row in zip(live, sampled[:, 0].tolist(), log_p.tolist()):
+            add_token(frame, episode, token, log_p_row[token])
     return episodes
 
 

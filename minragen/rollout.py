@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
-from minragen.cache import KVSlots, regather
+from minragen.cache import KVSlots
 from minragen.support.noise import reply_noise
 from minragen.trajectory import Reply, StopReason, Trajectory
 
@@ -32,7 +32,7 @@ MASS = 2**38  # probabilities are whole multiples of 1 / MASS; less likely token
 
 @dataclass(frozen=True)
 class Rules:
-    """How a conversation is held: the options of the same names in config.py."""
+    """How a conversation is held: options of config.py, which has defaults of its own."""
 
     temperature: float = 1.0  # 0: greedy
     top_k: int = 0  # 0: all tokens
@@ -96,7 +96,8 @@ def play(policy, frame, groups, trajectories, rules, progress):
             row.begin_reply()
         noise = reply_noise(rules, groups.split, [row.trajectory for row in rows], frame.appends)
         slots, logits = feed(policy, slots, rows, rules)
-        sample_replies(policy, frame, slots, logits, noise, rows, rules, progress)
+        sample = policy.sample_replies or sample_replies
+        sample(policy, frame, slots, logits, noise, rows, rules, progress)
         rows = act(frame, groups, rows, rules)
         if not frame.appends:  # the next prompts begin anew
             slots = None
@@ -107,7 +108,7 @@ class Conversation:
     """A conversation, and the reply that is being sampled."""
 
     trajectory: Trajectory
-    slot: int = -1  # its slot between replies; while sampling not up to date: rows[i] has slot i
+    slot: int = -1  # its slot after its last reply; while one is sampled, rows[i] has slot i
     cached: int = 0  # how many of its ids are in the slot between replies
     # -- the reply that is being sampled
     ids: list = field(default_factory=list)
@@ -151,10 +152,10 @@ def feed(policy, slots, rows, rules):
     capacity = max(len(row.trajectory.tokens) for row in rows) + rules.max_new_tokens
     if slots is None:
         slots, index, logits = prefill(policy, fresh, rules.token_budget)
-        return regather([(slots, index)], capacity), logits
+        return policy.regather([(slots, index)], capacity), logits
     # `extend` writes padding, too, so the longest row plus the longest new text must fit.
     padded = max(row.cached for row in rows) + max(map(len, fresh))
-    slots = regather([(slots, [row.slot for row in rows])], max(capacity, padded))
+    slots = policy.regather([(slots, [row.slot for row in rows])], max(capacity, padded))
     return slots, policy.extend_in_chunks(slots, fresh, rules.token_budget)
 
 
@@ -179,7 +180,7 @@ def sample_replies(policy, frame, slots, logits, noise, rows, rules, progress):
     for uniforms in noise.to(policy.device, non_blocking=True):  # the CPU does not wait for this
         tokens, logprobs = sample_tokens(logits, uniforms[columns], rules)
         progress(len(tokens))
-        # One tensor, so one wait for the accelerator. Its float32 is exact for ids below 2**24.
+        # One tensor, so one wait for the GPU. float32 holds ids to 2**24. `zip` leaves out the rest.
         for row, token, logprob in zip(rows, *torch.stack([tokens.float(), logprobs]).tolist()):
             row.add(int(token), logprob, frame, rules)
         live = [i for i in range(len(tokens)) if rows[i].stop is None]

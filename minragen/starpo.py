@@ -21,8 +21,6 @@ adds to ESTIMATORS and FILTERS.
 import torch
 from torch.nn.functional import pad
 
-AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum",
-                "seq-mean-token-sum-norm")
 LOG_RATIO_LIMIT = 20.0  # |log ratio| is clamped to it before exp, so a freak token cannot be inf
 ZERO = 1e-10  # a reward std that is no larger counts as 0
 # A std up to this share of its group's largest |x| is rounding, and so is an advantage up to it.
@@ -54,13 +52,13 @@ def filter_groups(stds, value=0.9, name="top_p"):
 
 
 def top_p(ranked, value, eps=0.01):
-    """The fewest groups that hold value - eps (RAGEN's) of all stds; at value 1 all stds above 0.
+    """The fewest groups whose stds sum to value - eps of the total (RAGEN has this eps).
 
     ranked: (P,) stds, the largest first      returns: (P,) bool
     """
     check_share("top_p", value, eps)
     held_before = ranked.cumsum(0) - ranked
-    kept = (held_before < (value - eps) * ranked.sum()) | (value == 1)  # whatever eps says
+    kept = (held_before < (value - eps) * ranked.sum()) | (value == 1)  # 1 keeps all above 0
     return kept & (ranked > 0)
 
 
@@ -84,10 +82,7 @@ def check_share(name, value, least=0):
 
 
 def group_std(x, groups):
-    """The sample standard deviation of x in each group; 0 of a group of one.
-
-    x: (E,) float, one number an episode      groups: (E,) int64, 0..P-1      returns: (P,)
-    """
+    """The sample std (P,) of x (E,) in each group; 0 of a group of one. groups: (E,), 0..P-1"""
     return group_moments(x, groups)[1]
 
 
@@ -105,22 +100,19 @@ def group_moments(x, groups):
 
     size = total(torch.ones_like(x))
     base = torch.full_like(size, torch.inf).scatter_reduce(0, groups, x, "amin")
-    above = x - base[groups]
-    mean = total(above) / size.clamp(min=1)
-    deviation = above - mean[groups]
+    from_least = x - base[groups]
+    mean = total(from_least) / size.clamp(min=1)  # also measured from the least
+    deviation = from_least - mean[groups]
     std = (total(deviation**2) / (size - 1).clamp(min=1)).sqrt()
-    equal = std <= ROUNDING * torch.zeros_like(size).scatter_reduce(0, groups, x.abs(), "amax")
-    std, deviation = std.masked_fill(equal, 0.0), deviation.masked_fill(equal[groups], 0.0)
+    rounding = std <= ROUNDING * torch.zeros_like(size).scatter_reduce(0, groups, x.abs(), "amax")
+    std, deviation = std.masked_fill(rounding, 0.0), deviation.masked_fill(rounding[groups], 0.0)
     return torch.where(size > 0, base + mean, 0.0), std, size, deviation
 
 
 # ---- Which rewards -------------------------------------------------------------------------------
 def last_token_rewards(scores, response_mask):
-    """Credit per episode: the whole score on the last sampled token of its row.
-
-    scores: (B,)      returns: (B, T)
-    """
-    last = response_mask & (response_mask.flip(1).cumsum(1).flip(1) == 1)
+    """Credit per episode: each row's score (B,) on its last sampled token. Returns (B, T)."""
+    last = response_mask & (response_mask.flip(1).cumsum(1).flip(1) == 1)  # none follows it
     return torch.where(last, scores[:, None], 0.0)
 
 
@@ -170,11 +162,8 @@ def kl_estimate(logprobs, ref_logprobs, estimator="k3"):
     all inputs: (B, T) or (N,)      returns: nats, same shape
     """
     d = ref_logprobs - logprobs
-    if estimator == "k1":
-        return -d
-    if estimator == "k2":
-        return 0.5 * d**2
-    assert estimator == "k3"
+    if estimator != "k3":
+        return {"k1": -d, "k2": 0.5 * d**2}[estimator]
     # A large d would outweigh all other tokens. A very negative d needs no clamp: k3 is about -d.
     d = d.clamp(max=LOG_RATIO_LIMIT)
     return torch.expm1(d) - d
@@ -262,7 +251,7 @@ def masked_gae(rewards, values, response_mask, gamma=1.0, lam=1.0):
     r, v = rewards.masked_fill(~response_mask, 0.0), values.masked_fill(~response_mask, 0.0)
     next_values = pad(v, (0, 1)).gather(1, _next(response_mask))
     deltas = (r + gamma * next_values - v) * response_mask
-    decay = (torch.ones_like(r) * gamma * lam).masked_fill(~response_mask, 1.0)
+    decay = (torch.ones_like(r) * gamma * lam).masked_fill(~response_mask, 1.0)  # no time passes
     advantages = _from_the_end(deltas, decay) * response_mask
     return advantages, advantages + v
 
@@ -383,31 +372,27 @@ def value_loss(values, old_values, returns):
 
 def entropy(log_p):
     """H = -sum_v p_v log p_v of distributions given as log-probabilities. (..., V) -> (...) nats"""
-    return -(log_p.exp() * log_p.clamp(min=torch.finfo(log_p.dtype).min)).sum(-1)
+    return -(log_p.exp() * log_p.clamp(min=torch.finfo(log_p.dtype).min)).sum(-1)  # 0 * -inf: nan
 
 
 def loss_weights(mask, mode="token-mean", horizon=1):
     """The weight of each token's loss in an optimizer step; 0 outside the mask.
 
-        token-mean               1 / N
-        seq-mean-token-mean      1 / (S * n_i)
-        seq-mean-token-sum       1 / S
-        seq-mean-token-sum-norm  1 / (S * horizon)     Dr. GRPO: independent of length and padding
-    The mask selects n_i tokens of row i, N of all rows; S rows have n_i > 0. Computed of a whole
-    mini-batch, so the size of micro-batches cannot change the gradient.
-
+    Computed of a whole mini-batch, so the size of micro-batches cannot change the gradient.
     mask: (B, T) bool      horizon: tokens that a row may have      returns: (B, T) float32
     """
-    tokens = mask.sum(dim=1, keepdim=True).clamp(min=1)  # (B, 1)
-    rows = mask.any(dim=1).sum().clamp(min=1)
-    per = {"token-mean": mask.sum().clamp(min=1), "seq-mean-token-mean": rows * tokens,
-           "seq-mean-token-sum": rows, "seq-mean-token-sum-norm": rows * horizon}[mode]
-    return mask / per
+    return mask / AGGREGATIONS[mode](mask.sum(dim=1, keepdim=True), horizon).clamp(min=1)
+
+
+# mode -> what a token's loss is divided by. n: (B, 1), the masked tokens of each row
+AGGREGATIONS = {
+    "token-mean": lambda n, horizon: n.sum(),
+    "seq-mean-token-mean": lambda n, horizon: (n > 0).sum() * n,
+    "seq-mean-token-sum": lambda n, horizon: (n > 0).sum(),
+    # Dr. GRPO: independent of length and padding
+    "seq-mean-token-sum-norm": lambda n, horizon: (n > 0).sum() * horizon}
 
 
 def aggregate(x, weights):
-    """A micro-batch's share of an optimizer step's loss; the shares sum to the loss.
-
-    x: (B, T) float      weights: (B, T) from `loss_weights`      returns: scalar
-    """
+    """A micro-batch's share, a scalar, of a step's loss; the shares sum to it. x: (B, T) float"""
     return (torch.where(weights > 0, x, 0.0) * weights).sum()  # 0 * nan is nan

@@ -21,16 +21,16 @@ from functools import partial
 
 import torch
 
-from minragen import config as settings
 from minragen import starpo
 from minragen.chat import ChatFrame
+from minragen.config import TRAIN_SEED_STRIDE
 from minragen.models import AdamW, Critic, Policy
 from minragen.rollout import Rules, collect
 from minragen.support.metrics import episode_metrics, held_out_metrics, waiting_metrics
 from minragen.trajectory import make_batch
 
-# Seeds of training instances begin at TRAIN_SEED + (seed of the run) * config.TRAIN_SEED_STRIDE,
-# seeds of validation instances at 0.
+# Seeds of training instances begin at TRAIN_SEED + (seed of the run) * TRAIN_SEED_STRIDE, seeds of
+# validation instances at 0.
 TRAIN_SEED = 2**41
 EMPTY_STEPS = 5  # a run ends after this many steps in a row whose filter kept no group
 MOST_SKIPPED = 5  # a run fails after this many updates in a row that are not finite
@@ -57,9 +57,7 @@ class World:
 class Callbacks:
     """What a run reports, keeps and is asked. This one only prints; run/log.py writes files."""
 
-    def say(self, line):
-        """Print a line."""
-        print(line)
+    say = staticmethod(print)  # a line
 
     def progress(self, title):
         """A context that yields a function: call it with the number of new tokens or rows."""
@@ -70,9 +68,7 @@ class Callbacks:
         filter kept; batch: those rows with their targets, None without rows."""
         return {}
 
-    def write(self, metrics):
-        """Report a step."""
-        print(metrics)
+    write = staticmethod(print)  # the metrics of a step
 
     def episodes(self, step, split, trajectories):
         """Keep some episodes."""
@@ -89,7 +85,7 @@ class Callbacks:
         """Save the learner. best: whether its validation is the best so far."""
 
 
-QUIET = Callbacks()  # a single step prints nothing
+QUIET = Callbacks()  # of a single `train_step`, which calls only `progress` and `diagnose`
 
 
 @dataclass
@@ -104,7 +100,7 @@ class Learner:
     reference: Policy | None = None  # the policy before RL, or a teacher: the KL is measured to it
     step: int = 0  # finished steps
     validation_due: bool = True  # a validation is still owed
-    best_success: float = -1.0  # best held-out success after step 0
+    best_success: float = -1.0  # of the validations after the first step
     ended: str = ""  # why training ends before the last step
     rounds: int = 0  # how often P new groups were played: once a step, more often if resampled
     ema: dict = field(default_factory=dict)  # moving averages of the diagnostics
@@ -207,23 +203,22 @@ def train_step(learner, groups, config, callbacks=QUIET):
 def update(learner, batch, config, step, callbacks=QUIET):
     """Take one optimizer step per mini-batch of a batch with targets. Returns metrics."""
     set_learning_rates(learner, config, step)
-    steps, skipped = [], 0  # metrics of each optimizer step
+    per_step, skipped = [], 0  # means of each optimizer step
     with callbacks.progress(f"step {step}: rows trained on") as progress:
         for mini in mini_batches(batch, config, step):  # in epochs x mini-batches
-            own = backward(learner, mini, config, progress)
-            sums = Counter()
-            for part in learner.world.gather(own):
-                sums.update(part)  # adds; a process may lack some names
+            means = Counter()
+            for shares in learner.world.gather(backward(learner, mini, config, progress)):
+                means.update(shares)  # adds them; a process may lack some names
             for name, optimizer in learner.optimizers():
                 learner.world.sum_gradients(optimizer.masters)
-                sums[name] = float(optimizer.step(config.max_grad_norm))
-            finite = all(math.isfinite(sums[name]) for name, _ in learner.optimizers())
+                means[name] = float(optimizer.step(config.max_grad_norm))
+            finite = all(math.isfinite(means[name]) for name, _ in learner.optimizers())
             learner.skipped = 0 if finite else learner.skipped + 1
             skipped += not finite
-            steps.append(sums)
-    metrics = {name: sum(sums[name] for sums in steps) / len(steps) for name in steps[0]}
+            per_step.append(means)
+    metrics = {name: sum(means[name] for means in per_step) / len(per_step) for name in per_step[0]}
     return metrics | {"updates_skipped": skipped,
-                      "logprob_gap": steps[0]["logprob_gap"]}  # before the policy has moved
+                      "logprob_gap": per_step[0]["logprob_gap"]}  # before the policy has moved
 
 
 # ---- Which episodes ------------------------------------------------------------------------------
@@ -236,7 +231,7 @@ def roll_out(learner, groups, config, callbacks=QUIET):
     title = f"step {learner.step + 1}: tokens sampled"
     with learner.rollout_context(), callbacks.progress(title) as progress:
         for attempt in range(1 + config.resample):
-            first_seed = (TRAIN_SEED + config.seed * settings.TRAIN_SEED_STRIDE
+            first_seed = (TRAIN_SEED + config.seed * TRAIN_SEED_STRIDE
                           + (learner.rounds + attempt) * config.num_groups)
             fresh = in_order(learner.world, learner.collect(
                 learner.policy, learner.frame, groups, first_seed, rules_of(config), progress))
@@ -244,6 +239,7 @@ def roll_out(learner, groups, config, callbacks=QUIET):
                 t.group_id += attempt * config.num_groups
             trajectories += fresh
             played = [t for t in trajectories if not t.error]
+            # Without `resample` this was the only attempt.
             if played and informative_groups(played) >= config.num_groups:
                 break
     learner.rounds += attempt + 1
@@ -312,13 +308,14 @@ def compute_targets(learner, batch, config):
 
 
 def token_rewards(batch, config):
-    """scores (B,), token_rewards (B, T) of a Batch, and metrics.
+    """scores (B,), token_rewards (B, T) of a Batch, and metrics. GRPO and other estimators that
+    compare a group's members read scores alone.
 
     1. The overlong penalty is added to the environment's rewards.
     2. scores: their sums by episode.
     3. token_rewards: with credit "episode" the score on the row's last token; with credit "turn"
-       each turn's reward on its last token, but in windowed contexts, where later turns are other
-       rows, the turn's return-to-go.
+       each turn's reward on its last token, where it is already, but in windowed contexts, where
+       later turns are other rows, the turn's return-to-go.
     4. The KL is subtracted: from token_rewards token by token, from scores its sum.
     """
     rewards, scores, metrics = batch.rewards, batch.episode_returns, {}
@@ -420,8 +417,8 @@ def backward(learner, mini, config, progress=lambda rows: None):
 
 def policy_losses(policy, part, config):
     """{term: loss} and {metric: value}: this micro-batch's shares of the mini-batch's."""
-    loss_share = partial(starpo.aggregate, weights=part.loss_weights)
-    metric_share = partial(starpo.aggregate, weights=part.mean_weights)
+    of_loss = partial(starpo.aggregate, weights=part.loss_weights)
+    of_metric = partial(starpo.aggregate, weights=part.mean_weights)
     mask = part.response_mask | part.predicted_mask  # the latter is all False without ECHO
     logprobs, entropy = policy.logprobs(part.tokens, mask, config.temperature)
     inputs = logprobs, part.old_logprobs, part.advantages, config.clip_low, config.clip_high
@@ -430,22 +427,23 @@ def policy_losses(policy, part, config):
     else:
         loss, clipped = starpo.policy_loss(
             *inputs, config.dual_clip, part.response_mask if config.ratio == "sequence" else None)
-    losses = {"task": loss_share(loss)}
+    losses = {"task": of_loss(loss)}
     if config.entropy_coef:
-        losses["entropy"] = -config.entropy_coef * loss_share(entropy)
-    shares = {"policy_loss": losses["task"], "entropy": metric_share(entropy)}
+        losses["entropy"] = -config.entropy_coef * of_loss(entropy)
+    shares = {"policy_loss": losses["task"], "entropy": of_metric(entropy)}
     if config.kl_coef:
         kl = starpo.kl_estimate(logprobs, part.ref_logprobs, config.kl_estimator)
-        losses["kl"] = config.kl_coef * loss_share(kl)
-        shares["kl_ref"] = metric_share(kl)
+        losses["kl"] = config.kl_coef * of_loss(kl)
+        shares["kl_ref"] = of_metric(kl)
     if config.echo_coef:
         shares["echo_loss"] = starpo.aggregate(-logprobs, part.predicted_weights)
         losses["echo"] = config.echo_coef * shares["echo_loss"]
     with torch.no_grad():
         clipped &= part.advantages.abs() > starpo.ROUNDING  # advantage 0: nothing to clip
-        shares |= {"clip_fraction": metric_share(clipped.float()),
-                   "approx_kl": metric_share(starpo.kl_estimate(part.old_logprobs, logprobs)),
-                   "logprob_gap": metric_share((logprobs - part.sample_logprobs).abs())}
+        shares |= {"clip_fraction": of_metric(clipped.float()),
+                   # KL(old || now): the tokens are samples of the old policy
+                   "approx_kl": of_metric(starpo.kl_estimate(part.old_logprobs, logprobs)),
+                   "logprob_gap": of_metric((logprobs - part.sample_logprobs).abs())}
     return losses, shares
 
 

@@ -29,8 +29,8 @@ class Reply:
     reasoning: str = ""
     answer: str = ""
     valid: bool = False
-    observation: str = ""
-    prediction: str = ""
+    observation: str = ""  # what the policy says that it sees
+    prediction: str = ""  # and what it says that it will see next
 
 
 class StopReason(Enum):
@@ -172,7 +172,7 @@ class Batch:
 
     tokens: Tensor  # (B, T) int64
     attention_mask: Tensor  # (B, T) bool, the tokens that are no padding
-    response_mask: Tensor  # (B, T) bool, the tokens that the policy sampled
+    response_mask: Tensor  # (B, T) bool, the tokens that the policy sampled: turn_ids >= 0
     turn_ids: Tensor  # (B, T) int64
     sample_logprobs: Tensor  # (B, T) float32
     rewards: Tensor  # (B, T) float32, the environment's, on the last sampled token of each turn

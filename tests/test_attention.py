@@ -174,7 +174,7 @@ class TestPrefixTree:
             batch.tokens.tolist(), batch.response_mask.tolist())
             for end in range(1, len(row)) if any(masked[end:])})
         assert counts == ([once], [once], [once, once])  # the critic: before and in the update
-        assert once < batch.attention_mask.sum() / 3
+        assert once < batch.lengths.sum() / 3
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from functools import partial
 from unittest import mock
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_step import assert_equal, configured, real  # noqa: F401  a fixture
@@ -18,7 +19,7 @@ from toys import Faulty, Lottery, tiny
 from minragen import rollout
 from minragen.chat import ChatFrame
 from minragen.envs import EnvGroups
-from minragen.fast import flash, graphs, llama
+from minragen.fast import flash, graphs, llama, sampling
 from minragen.models import Policy
 from minragen.more.described import DescribedTurn
 from minragen.more.windows import WindowedFrame
@@ -112,6 +113,13 @@ def in_segments(append, *given):
         return append(*given)
 
 
+def looking_ahead(policy, rules):
+    """The policy as on CUDA, with several tokens a look, and slots that stay where they are."""
+    room = rules.max_context + rules.max_new_tokens
+    return dataclasses.replace(policy, sample_replies=sampling.sample_replies,
+                               regather=partial(sampling.regather, room))
+
+
 @pytest.mark.usefixtures("float64")
 class TestTrajectories:
     @settings(max_examples=20, deadline=None)
@@ -136,14 +144,34 @@ class TestTrajectories:
             lambda: draw.randint(0, longest), None))
         groups.turn = delayed.turn = DescribedTurn(frame.parts, 0.5, 0.25)
         expected = rollout.collect(policy, frame, groups, seed, rules)
-        played = collect(dataclasses.replace(policy, last_hidden=append), frame, delayed, seed,
-                         dataclasses.replace(rules, feed_share=share, max_rows=max_rows))
-        assert said(played) == said(expected)
-        assert logprobs(played) == pytest.approx(logprobs(expected), abs=1e-7)
+        policy = dataclasses.replace(policy, last_hidden=append)
+        rules = dataclasses.replace(rules, feed_share=share, max_rows=max_rows)
+        for play, player, envs in ((collect, policy, delayed),
+                                   (rollout.collect, looking_ahead(policy, rules), groups)):
+            played = play(player, frame, envs, seed, rules)
+            assert said(played) == said(expected)
+            assert logprobs(played) == pytest.approx(logprobs(expected), abs=1e-7)
 
     def test_gradients_are_those_of_the_slow_step_with_threads_and_real_delays(self, real):  # noqa: F811
         for options in ({}, dict(context="limited", window=2), dict(algo="ppo", max_rows=3)):
             assert_equal(real, configured(env="test_rows:SlowAndFaulty", feed_share=0.3, **options))
+
+
+def test_looking_ahead_reads_tokens_eight_at_a_time_and_captures_each_size_once(monkeypatch):
+    """The slots of a rollout stay the same, so later turns repeat the graphs of the first."""
+    policy, frame = policy_and_frame()
+    policy.model.float()
+    rules, looks, made = Rules(max_new_tokens=20, max_context=400), [], []
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda self, read=torch.Tensor.tolist: (
+        looks.append(self.dim()), read(self))[1])
+    monkeypatch.setattr(graphs, "Step", lambda *given, step=graphs.Step: (
+        made.append(given[1:]), step(*given))[1])
+    policy = dataclasses.replace(looking_ahead(policy, rules), last_hidden=replayed)
+    played = rollout.collect(policy, frame, EnvGroups("test_rows:Endless", 6, 3), 0, rules)
+    turns = max(len(t.turns) for t in played)
+    longest = [max(t.sequences[0].turn_ids.count(k) for t in played) for k in range(turns)]
+    assert looks.count(3) == sum(-(-n // 8) for n in longest) and turns > 2
+    assert len({slots for slots, _ in made}) == 1 and len(made) == len({*made})
 
 
 @pytest.mark.parametrize("context, max_rows", [("full", 256), ("full", 4), ("limited", 4)])

@@ -90,7 +90,7 @@ def warm_policy():
 def collect_once(policy, frame, groups, first_seed, rules, progress=None):
     """`collect`, remembered: at the first step all tests have the same policy."""
     key = (*groups.names, *groups.places[:2], len(groups), first_seed, str(groups.envs[0].options),
-           str(groups.envs[0].budget), str(frame._system_message.keywords), rules, str(groups.turn),
+           str(groups.envs[0].budget), str(frame.system_message.keywords), rules, str(groups.turn),
            type(frame), not frame.appends and (frame.context, frame.window))
     if key not in EPISODES:
         EPISODES[key] = collect(policy, frame, groups, first_seed, rules)

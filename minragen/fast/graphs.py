@@ -9,6 +9,7 @@ flash.py, to each row's own):
     sampling   a b c d e f g h    captured for eight rows
                a b c              the same graph: three rows, and five of padding
                a b                captured again, for two rows: a quarter
+    next turn  a b c d e f        the first graph, if the slots are the same (sampling.py)
 
 A row of padding has count 0, which leaves its slot's length as it is: what it writes lies behind
 the row's end, where no query sees it. run/proof.py compares graphs, too, with a full pass.
@@ -25,8 +26,7 @@ import torch
 from minragen.fast import llama
 
 DEVICES = {"cuda"}
-# KVSlots -> its Step; None after one step that was not captured. NOTE: a Step that held its slots
-# would keep them forever.
+# KVSlots -> its Steps. NOTE: a Step that held its slots would keep them forever.
 STEPS = WeakKeyDictionary()
 
 
@@ -38,11 +38,12 @@ def last_hidden(model, slots, tokens, counts, first_row=0):
     if q > 1 or first_row or slots.device.type not in DEVICES or synchronizes(model):
         return llama.last_hidden(model, slots, tokens, counts, first_row)
     if slots not in STEPS:
-        STEPS[slots] = None  # what runs for the first time, such as cuBLAS, may not be captured
+        STEPS[slots] = []  # what runs for the first time, such as cuBLAS, may not be captured
         return llama.last_hidden(model, slots, tokens, counts)
-    step = STEPS[slots]
-    if step is None or not step.rows / 4 < n <= step.rows:
-        step = STEPS[slots] = Step(model, slots, n)
+    step = next((step for step in STEPS[slots] if step.rows / 4 < n <= step.rows), None)
+    if step is None:
+        step = Step(model, slots, n)
+        STEPS[slots].append(step)
     return step.run(slots, tokens, counts)
 
 

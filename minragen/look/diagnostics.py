@@ -1,7 +1,8 @@
-"""Measure whether a run learns or collapses: reasoning, warnings, gradients.
+"""Whether a run can begin, and whether it learns or collapses: reasoning, warnings, gradients.
 
 Success shows a collapse late; these metrics show it earlier. docs/metrics.md defines them all.
-Reading order: `diagnose`, `collapse_metrics`, `regime`, `warnings_of`, `gradient_metrics`.
+Reading order: `diagnose`, `collapse_metrics`, `regime`, `warnings_of`, `gradient_metrics`; last
+`first_look`, before the first update.
 
 Axes: M rows (reasonings), N columns (distinct prompts), P groups.
 
@@ -61,7 +62,7 @@ REARM = 20  # steps that a condition must be false before it warns again
 # ---- What a run asks for -------------------------------------------------------------------------
 def diagnose(learner, config, step, trajectories, history):
     """How varied the replies are, every step; how much they depend on the prompt, when due."""
-    if not learner.frame.thinks:
+    if "reasoning" not in learner.frame.parts:
         return {}
     pairs, turns = reasoning_pairs(learner.frame, trajectories)
     metrics = {"valid_thinking": len(pairs) / max(turns, 1)}

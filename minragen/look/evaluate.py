@@ -2,7 +2,7 @@
 
 A small environment repeats instances: `distinct` counts different ones.
 
-Reading order: `evaluate`, `show`, `write`, `of_set`.
+Reading order: `evaluate`, `show`, `write`, `of_set`; last the options of the command.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from minragen.config import BUDGETS, env_names
+from minragen.envs import SPLITS
 from minragen.look.intervals import pass_at_k, wilson
 from minragen.look.players import DEMONSTRATIONS, players, scripted
 from minragen.more.vision import images_of
@@ -143,3 +144,32 @@ def of_set(config, name):
     options = [f"{env}.{option}" for env in env_names(config) for option in SETS[name][env]]
     return dataclasses.replace(config, env_arg=(*config.env_arg, *options),
                                max_context=2 * config.max_context)
+
+
+# ---- Options -------------------------------------------------------------------------------------
+def add_shared_options(parser):
+    """Add what `minragen eval` and `minragen play` share: which instances, and how to play."""
+    parser.add_argument("--split", default="test", metavar="{" + ",".join(SPLITS) + "}",
+                        help="which instances [test]")
+    parser.add_argument("--set", default="",
+                        help=f"a generalisation set: {', '.join(SETS)}")
+    parser.add_argument("--checkpoint", default="", choices=("best",),
+                        help="--run: the one of the best validation [the last one]")
+    parser.add_argument("--temperature", type=float, help="of the sampling [val_temperature]")
+    parser.add_argument("--device", default="", help="cpu, cuda or mps [cuda if there]")
+    parser.add_argument("--env-arg", action="append", default=[],
+                        help="environment option, name=value; may be repeated; with --run only "
+                             "where its data file is, if it has moved")
+    parser.add_argument("--layer", action="append", default=[],
+                        help="layer around the environment, as in training; may be repeated")
+
+
+def parse(parser, argv, pairs):
+    """The parsed options. pairs: [(option, another option without which it has no effect), ...]"""
+    args = parser.parse_args(argv)
+    if args.split not in SPLITS:
+        parser.error(nearest("split", args.split, SPLITS))
+    for name, needed in pairs:
+        if getattr(args, name) not in (None, "", []) and not getattr(args, needed):
+            parser.error(f"--{name.replace('_', '-')} needs --{needed.replace('_', '-')}")
+    return args

@@ -119,15 +119,15 @@ def process(rank, run):
 
 def play(argv):
     """Let a person play an environment in the terminal, or a run's policy."""
-    from minragen import eval as evaluation
+    from minragen.look import evaluate
     from minragen.look import play as terminal
 
     parser = Parser(prog="minragen play", description="Play, or watch a run's policy play.")
     parser.add_argument("env", nargs="?", help="you play this environment")
     parser.add_argument("--run", help="the policy of this run, a folder under runs/, plays")
     parser.add_argument("--seed", type=int, default=0, help="the first instance [0]")
-    evaluation.add_shared_options(parser)
-    args = evaluation.parse(parser, argv or ["--help"], (
+    evaluate.add_shared_options(parser)
+    args = evaluate.parse(parser, argv or ["--help"], (
         ("checkpoint", "run"), ("set", "run"), ("temperature", "run"), ("device", "run")))
     if (args.env is None) == (args.run is None):
         parser.error("give an environment, or --run NAME")

@@ -10,6 +10,8 @@ Most of the reading list runs as one reads it. These functions have others in th
                                                      rows exceed max_rows
     cache.last_hidden       fast/llama.py            Llama's family             test_attention.py
                             fast/graphs.py           the same, on CUDA          test_rows.py
+    cache.regather,         fast/sampling.py         the same, on CUDA          test_rows.py
+    rollout.sample_replies
     cache.hidden_before,    fast/prefix_tree.py      Llama's family, without    test_attention.py
     cache.micro_batches                              another --attention
     attention with masks    fast/flash.py            the same, in bfloat16 on   test_attention.py
@@ -142,7 +144,8 @@ def load(config, checkpoint="", say=print):
 def policy_of(config, *given):
     """`load_policy`, with the decoder and the attention of a Config."""
     policy = load_policy(*given)
-    return policy if config.plain else faster(policy, config.attention)
+    return policy if config.plain else faster(
+        policy, config.attention, config.max_context + config.max_new_tokens)
 
 
 def frame_of(config, policy, model_eos=None):
