@@ -395,11 +395,13 @@ def mutants_result():
     sample = json.loads((ROOT / "lab" / "results" / "mutants.json").read_text())["sample"]
     if sample is None:
         return "No run of it is stored yet."
-    alive, tried = len(sample["survivors"]), sample["mutants"]
+    reasons, tried = [*sample["survivors"].values()], sample["mutants"]
+    same = sum(reason.startswith("equivalent") for reason in reasons)
     trees = " and ".join(f"`{name}/` {tree[:12]}" for name, tree in sample["trees"].items())
     return (f"The stored run, `lab/results/mutants.json`, is of the trees {trees}. "
-            f"{tried - alive} of {tried}\nmutants were killed, in {sample['minutes']} minutes on "
-            f"two cores. The file says why each of the others is equivalent.")
+            f"{tried - len(reasons)} of {tried}\nmutants were killed, in {sample['minutes']} minutes "
+            f"on two cores, and {same} of the others are equivalent. For each of the other\n"
+            f"{len(reasons) - same} there is a test now; the file names it.")
 
 
 # page -> {name of a block in it: function that makes its text}

@@ -180,7 +180,7 @@ def sample_replies(policy, frame, slots, logits, noise, rows, rules, progress):
     for uniforms in noise.to(policy.device, non_blocking=True):  # the CPU does not wait for this
         tokens, logprobs = sample_tokens(logits, uniforms[columns], rules)
         progress(len(tokens))
-        # One tensor, so one wait for the GPU. float32 holds ids to 2**24. `zip` leaves out the rest.
+        # One tensor, one wait for the GPU. float32 holds ids to 2**24. `zip` leaves out the rest.
         for row, token, logprob in zip(rows, *torch.stack([tokens.float(), logprobs]).tolist()):
             row.add(int(token), logprob, frame, rules)
         live = [i for i in range(len(tokens)) if rows[i].stop is None]

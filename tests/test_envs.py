@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import weakref
+import zlib
 from collections import ChainMap, Counter
 from itertools import product
 from pathlib import Path
@@ -43,6 +44,16 @@ def refusal(call, *arguments, **options):
     with pytest.raises((ValueError, ImportError, NotImplementedError, RuntimeError)) as refused:
         call(*arguments, **options)
     return str(refused.value)
+
+
+@pytest.mark.parametrize("name, checksum", {
+    "bandit": 1387369827, "countdown": 4261272764, "deepcoder": 4153047330,
+    "frozenlake": 1643134569, "lean": 1941462330, "metamathqa": 1158541819,
+    "searchqa": 3738051267, "sokoban": 2572682743, "sudoku": 734271107,
+    "webshop": 1970023985}.items())
+def test_instances_are_those_that_stored_runs_have_played(name, checksum):
+    texts = [make(name, split).reset(seed=seed)[0] for split in envs.SPLITS for seed in range(8)]
+    assert zlib.crc32("\n".join(texts).encode()) == checksum
 
 
 class TestErrors:

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 from unittest import mock
 
 import numpy as np
@@ -309,6 +310,12 @@ class TestNoise:
 
 
 class TestBatch:
+    def test_sums_over_an_episode_are_in_each_of_its_rows_also_of_one_alone(self):
+        batch = make_batch(play(*tiny(), EnvGroups("toys:Lottery", 1, 1)))
+        assert batch.episode_sums(torch.tensor([3.0])).tolist() == [3.0]
+        batch = replace(batch, episode_ids=torch.tensor([4, 9, 4]))
+        assert batch.episode_sums(torch.tensor([1.0, 2.0, 4.0])).tolist() == [5.0, 2.0, 5.0]
+
     def test_taking_rows_cuts_to_the_longest_of_them(self):
         batch = make_batch(play(*tiny(), EnvGroups("toys:Lottery", 4, 3)))
         short, middle, *longer = batch.lengths.unique().tolist()

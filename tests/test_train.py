@@ -240,16 +240,20 @@ class TestRollOut:
         assert (frame.context, frame.window) == ("limited", 2)
 
     def test_dynamic_sampling_asks_for_more_groups_until_enough_have_std(self):
-        rounds = iter([[0.0, 0.0, 0.0, 1.0], [1.0, 0.0, 2.0, 2.0]])  # two groups of two
+        rounds = iter(2 * [[0.0, 0.0, 0.0, 1.0], [1.0, 0.0, 2.0, 2.0]])  # two groups of two
+        seeds = []
 
-        def play(*arguments):
+        def play(policy, frame, groups, first_seed, *rest):
+            seeds.append(first_seed - trainer.TRAIN_SEED)
             return [dataclasses.replace(episode(rewards=(reward,), tokens=(1,)), group_id=i // 2)
                     for i, reward in enumerate(next(rounds))]
 
         config = parsed("--algo", "dapo", "--num-groups", "2", "--group-size", "2")
         learner = trainer.Learner(*tiny(), None, collect=play)
-        trajectories = trainer.roll_out(learner, None, config)
-        assert [t.group_id for t in trajectories] == [0, 0, 1, 1, 2, 2, 3, 3]
+        for _ in range(2):
+            trajectories = trainer.roll_out(learner, None, config)
+            assert [t.group_id for t in trajectories] == [0, 0, 1, 1, 2, 2, 3, 3]
+        assert seeds == [0, 2, 4, 6]
 
 
 class TestLearner:

@@ -145,6 +145,10 @@ class TestImageStore:
             observation=Observation(IMAGE, image(2)))])])
         embed(torch.tensor([before, theirs.ids_of(image(2))]))
 
+    def test_embeddings_by_layer_see_no_image(self):
+        seen = vision._hide_images(torch.clone, SimpleNamespace(first=7), 3, torch.arange(5, 9))
+        assert seen.tolist() == [5, 6, 3, 3]
+
     def test_images_of_another_size_are_refused(self, tmp):
         image_store = load_policy(folder_of(llava, tmp)).image_store
         image_store.ids_of(image(0))

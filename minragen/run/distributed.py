@@ -66,7 +66,7 @@ def fail(error):
             if re.search(r"gloo.*(by peer|Broken pipe)", str(error), re.DOTALL)
             else told(error, prefix))
     sys.stdout.flush()
-    print(said, file=sys.stderr, flush=True)
+    print(said, file=sys.stderr)
     os._exit(1)  # sys.exit would wait for threads that wait for other processes
 
 

@@ -5,6 +5,7 @@ import functools
 import itertools
 import re
 import time
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,6 +53,12 @@ class TestPrograms:
         names = {line.partition("(")[0] for line in lines}
         assert names == {task.name for task in all_tasks()} and len(all_tasks()) == 238
         assert not [task.text for task in all_tasks() if "{k}" in task.text]
+
+    def test_the_inputs_of_each_kind_are_its_edge_cases_and_then_draws_that_stay_the_same(self):
+        pools = [deepcoder.inputs_of((kind,)) for kind in sorted(deepcoder.KINDS)]
+        for (edges, pool), kind in zip(pools, sorted(deepcoder.KINDS)):
+            assert [value for value, in pool[:edges]] == deepcoder.KINDS[kind]["edges"]
+        assert zlib.crc32(repr(pools).encode()) == 3693724586
 
     def test_edge_cases_are_among_the_hidden_tests(self):
         for problem in drawn("programs"):
@@ -289,6 +296,10 @@ class TestRecords:
         for problem in (eight[0], every[0]):  # which share no verdict
             passed = verdict(problem, "print(input())", 0, 2)[:2]
             assert passed == 2 * (len(problem.hidden),)
+
+    def test_a_long_question_is_an_observation_of_the_space(self, tmp_path):
+        env = load(tmp_path, STDIN | {"question": "Add. " * 4000})
+        assert env.observation_space.contains(env.reset(seed=0)[0])
 
     def test_a_bad_record_is_named_with_what_was_expected(self, tmp_path):
         for record, sentence in [

@@ -131,6 +131,15 @@ class TestProofs:
         assert [*map(len, asked)] == [3, 1, 1]
         assert [[first], [last]] == [packaged._ask_all([script]) for script in scripts[::2]]
 
+    def test_an_answer_is_remembered_until_there_are_too_many(self, monkeypatch):
+        packaged, asked = PackagedLean(1), []
+        monkeypatch.setattr(packaged, "_ask_all", lambda scripts: [
+            asked.append(script) or [] for script in scripts])
+        monkeypatch.setattr(lean, "CACHE_SIZE", 2)
+        for script in "ababcca":
+            assert packaged._answer_to(script).result(5) == []
+        assert "".join(asked) == "abca"
+
     def test_a_verdict_is_the_same_in_every_company(self):
         assert_the_same_in_every_company(0)
 

@@ -134,6 +134,8 @@ class TestPrograms:
                 "print(8 if os.path.exists(site) and os.listdir(site) else 7)"]:
             assert words(code, 2 * [Case("3\n4\n", "7")], pool=spaces) == 2 * ["passed"], code
         assert words("print(input())", [Case("\u4e2d\xe9", "\u4e2d\xe9")]) == ["passed"]
+        # It is the first process of a namespace of its own.
+        assert words("print(os.getpid())", 2 * [Case("", "1")], pool=spaces) == 2 * ["passed"]
 
     def test_a_failure_has_a_word_that_the_program_does_not_choose(self, spaces):
         for code, word in {
