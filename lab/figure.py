@@ -399,8 +399,8 @@ def mutants_result():
     same = sum(reason.startswith("equivalent") for reason in reasons)
     trees = " and ".join(f"`{name}/` {tree[:12]}" for name, tree in sample["trees"].items())
     return (f"The stored run, `lab/results/mutants.json`, is of the trees {trees}. "
-            f"{tried - len(reasons)} of {tried}\nmutants were killed, in {sample['minutes']} minutes "
-            f"on two cores, and {same} of the others are equivalent. For each of the other\n"
+            f"{tried - len(reasons)} of {tried}\nmutants were killed, in {sample['minutes']} "
+            f"minutes on two cores, and {same} of the others are equivalent. For each of the other\n"
             f"{len(reasons) - same} there is a test now; the file names it.")
 
 
