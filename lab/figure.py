@@ -398,10 +398,10 @@ def mutants_result():
     reasons, tried = [*sample["survivors"].values()], sample["mutants"]
     same = sum(reason.startswith("equivalent") for reason in reasons)
     trees = " and ".join(f"`{name}/` {tree[:12]}" for name, tree in sample["trees"].items())
-    return (f"The stored run, `lab/results/mutants.json`, is of the trees {trees}. "
-            f"{tried - len(reasons)} of {tried}\nmutants were killed, in {sample['minutes']} "
-            f"minutes on two cores, and {same} of the others are equivalent. For each of the other\n"
-            f"{len(reasons) - same} there is a test now; the file names it.")
+    return (f"The stored run, `lab/results/mutants.json`, is of the trees {trees}.\n"
+            f"{tried - len(reasons)} of {tried} mutants were killed, in {sample['minutes']} "
+            f"minutes on two cores. Of the others {same} are equivalent, and for\n"
+            f"{len(reasons) - same} there is a test now; the file has the reasons and the tests.")
 
 
 # page -> {name of a block in it: function that makes its text}
