@@ -21,7 +21,7 @@ from lab import gpu
 from minragen import train as trainer
 from minragen.config import preset
 from minragen.envs import EnvGroups
-from minragen.fast import graphs
+from minragen.fast import graphs, sampling
 from minragen.look import diagnostics
 from minragen.more.windows import WindowedFrame
 from minragen.rollout import Rules, collect
@@ -215,17 +215,21 @@ class TestNumbers:
 
 class TestWaits:
     @staticmethod
-    def steps_of(played):
-        """Decode steps in which each turn's longest reply is sampled."""
+    def steps_of(played, ahead=1):
+        """Decode steps in which each turn's longest reply is sampled, so many at a time."""
         replies = [[sum(s.turn_ids.count(turn) for s in t.sequences)
                     for turn in range(len(t.turns))] for t in played]
         longest = [max(n) for n in itertools.zip_longest(*replies, fillvalue=0)]
         assert sum(longest) > 60, "most replies are cut off"
-        return sum(longest)
+        return sum(-(-n // ahead) for n in longest)
 
     @pytest.mark.parametrize("context", ["full", "limited"])
-    def test_a_rollout_waits_once_for_a_token_of_all_rows(self, context):
+    @pytest.mark.parametrize("ahead", [1, sampling.AHEAD])
+    def test_a_rollout_waits_once_for_a_token_of_all_rows_or_for_eight(self, ahead, context):
         policy, frame = small()
+        if ahead > 1:
+            policy = dataclasses.replace(policy, sample_replies=sampling.sample_replies,
+                                         regather=functools.partial(sampling.regather, 648))
         if context == "limited":
             frame = WindowedFrame(policy.tokenizer, context=context, window=1)
         groups = EnvGroups("toys:Lottery", 2, 2, budgets=dict(max_turns=3))
@@ -234,7 +238,7 @@ class TestWaits:
             policy = dataclasses.replace(policy, model=copy.deepcopy(policy.model).to("pretend:0"))
             device.waits.clear()
             played = collect(policy, frame, groups, 0, rules)
-        assert device.waits.total() <= self.steps_of(played)
+        assert device.waits.total() <= self.steps_of(played, ahead)
 
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
     def test_on_a_gpu_too_and_it_replays_graphs(self, monkeypatch):
