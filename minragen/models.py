@@ -60,13 +60,13 @@ class Policy:
         """`extend` in chunks of `token_budget` padded ids; fresh[i] goes to slot first_row + i."""
         bounds, logits = slots.bounds.clone(), []
         count = max(1, token_budget // max(map(len, fresh)))
-        for start in range(first_row, first_row + len(fresh), count):
-            part = [torch.tensor(ids) for ids in fresh[start - first_row:][:count]]
-            counts = torch.tensor([len(ids) for ids in part])
-            bounds[start:start + len(part)] += counts
+        for start in range(0, len(fresh), count):
+            part = [torch.tensor(ids) for ids in fresh[start:start + count]]
+            counts, first = torch.tensor([len(ids) for ids in part]), first_row + start
+            bounds[first:first + len(part)] += counts
             tokens, counts = (x.to(self.device, non_blocking=True) for x in (
                 pad_sequence(part, batch_first=True), counts))
-            logits.append(self.extend(slots, tokens, counts, start))
+            logits.append(self.extend(slots, tokens, counts, first))
         slots.bounds = bounds  # now equal to the lengths again
         return torch.cat(logits)
 
@@ -88,7 +88,8 @@ class Policy:
 
     def save(self, folder):
         """Write a plain Hugging Face folder."""
-        self.model.save_pretrained(folder, state_dict=(self.weights or self.model.state_dict)())
+        weights = self.weights() if self.weights else self.model.state_dict()
+        self.model.save_pretrained(folder, state_dict=weights)
         self.tokenizer.save_pretrained(folder)
 
 

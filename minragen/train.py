@@ -341,7 +341,8 @@ def token_rewards(batch, config):
 
 
 def compute_advantages(batch, config):
-    """Add the advantages of the configured estimator; with a critic also what the critic needs."""
+    """Add the advantages of the configured estimator. With a critic they are whitened over the
+    batch, and what the critic learns from is added."""
     kind, estimate = starpo.ESTIMATORS[config.advantages]
     if kind == "critic":
         advantages, returns, value_mask = estimate(batch, config)
