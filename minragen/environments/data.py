@@ -10,13 +10,11 @@ import json
 import os
 import sys
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tqdm import tqdm
 
 DATA = Path(__file__).parent.parent / "data"  # what the package brings along
-PLAYED = 200  # reference solutions that are played when a file is read
 # A bar on stderr for what takes more than 5 seconds.
 watched = functools.partial(tqdm, delay=5, mininterval=1, leave=False)
 
@@ -70,28 +68,6 @@ def read_each(path, build, refusal, useless="of no use"):
         tqdm.write(f"{path}: {len(built) - len(kept):,} of {len(built):,} records left out: "
                    f"{useless}.", file=sys.stderr)
     return kept
-
-
-def playable(path, problems, plays):
-    """The problems of a file without those whose reference solution fails; how many is printed.
-
-    At most PLAYED are played, evenly spread, the same ones in every process. `plays` must not
-    depend on how busy the machine is, or processes would keep different data.
-    plays: problem -> whether its reference solution earns everything, or None if that cannot be
-        told or there is none; called in threads
-    raises: ValueError if all that were played fail
-    """
-    step = -(-len(problems) // PLAYED) or 1
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
-        played = [*watched(threads.map(plays, problems[::step]), desc=f"playing {path}")]
-    failed = {step * i for i, right in enumerate(played) if right is False}
-    if count := sum(right is not None for right in played):
-        tqdm.write(f"{path}: left out because the reference solution fails: {len(failed)} of "
-                   f"{count}.", file=sys.stderr)
-        if len(failed) == count:
-            raise ValueError(f"all {count} reference solutions of {path} that were run fail: "
-                             f"expected some that are right.")
-    return tuple(problem for i, problem in enumerate(problems) if i not in failed)
 
 
 def read_records(path):

@@ -245,11 +245,6 @@ class TestRecords:
         Path(path).write_text("{}")
         assert next(rows) == {}
 
-    def test_of_a_large_file_the_records_that_are_played_are_evenly_spread(self, monkeypatch):
-        monkeypatch.setattr(files, "PLAYED", 3)
-        kept = files.playable("x", [*range(8)], lambda number: number not in (3, 5))
-        assert kept == (0, 1, 2, 4, 5, 6, 7)  # 0, 3 and 6 were played
-
     def test_a_file_that_cannot_be_played_is_refused_with_the_place_and_the_reason(self, tmp_path):
         path = tmp_path / "data.jsonl"
         for content, complaint in (
