@@ -2,8 +2,8 @@
 
     make train ENV=sokoban ARGS="--layer action_noise,probability=0.2"
 
-Reading order: `Layer` (what a layer may write), `ActionNoise`, `ObservationDropout`,
-`RandomReward`, `wrapped` (from texts to layers). A layer of your own: docs/add-an-environment.md.
+Reading order: `Layer` (what a layer may write), `ActionNoise`, `RandomReward`, `wrapped` (from
+texts to layers). A layer of your own: docs/add-an-environment.md.
 
 Tests: `python -m pytest tests/environments/test_layers.py`.
 """
@@ -12,8 +12,6 @@ import gymnasium
 
 from minragen.envs import Outcome, TextEnv
 from minragen.support.options import check_options, in_module, nearest, parse_options
-
-NOTHING_NEW = "You see nothing new."
 
 
 class Layer(gymnasium.Wrapper):
@@ -99,35 +97,6 @@ class ActionNoise(Chance):
         return outcome
 
 
-class ObservationDropout(Chance):
-    """With `probability` a turn shows nothing new: no state and no image, only the reward and what
-    is left of the budget. The first observation of an episode is always shown."""
-
-    @property
-    def rule(self):
-        return (f"With probability {self.options['probability']:.3g} you see only this after a "
-                f"turn: {NOTHING_NEW}")
-
-    def reset(self, *, seed=None, options=None):
-        self.hidden = False
-        return super().reset(seed=seed, options=options)
-
-    def step(self, answer):
-        self.hidden = self._live and self.happens()
-        return self.env.step(answer)
-
-    def render_text(self):
-        return NOTHING_NEW if self.hidden else self.env.render_text()
-
-    def image(self):
-        return None if self.hidden else self.env.image()
-
-    def shallow_answer(self, texts):
-        while NOTHING_NEW in texts[-1]:  # back to what was seen last
-            texts = texts[:-2]
-        return self.env.shallow_answer(texts)
-
-
 class RandomReward(Chance):
     """An episode pays 1 at its end with `probability`, otherwise 0, whatever was done in it. One
     that fills the model's context has no end and pays 0.
@@ -144,8 +113,7 @@ class RandomReward(Chance):
         return observation, float(paid), terminated, truncated, info
 
 
-LAYERS = {"action_noise": ActionNoise, "observation_dropout": ObservationDropout,
-          "random_reward": RandomReward}
+LAYERS = {"action_noise": ActionNoise, "random_reward": RandomReward}
 
 
 def wrapped(env, layers):

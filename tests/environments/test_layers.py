@@ -16,7 +16,7 @@ from training import metrics, run
 
 from minragen import eval as evaluation
 from minragen.__main__ import main as command
-from minragen.environments.layers import NOTHING_NEW
+from minragen.environments.layers import Layer
 from minragen.envs import REGISTRY, EnvGroups, Outcome, image_of, make
 from minragen.look import play as on_screen
 from minragen.run import bundled, measure
@@ -24,9 +24,18 @@ from minragen.run.groups import env_groups
 from minragen.run.runs import read_config
 from minragen.trajectory import Reply, Trajectory, Turn
 
-NOISE, DROPOUT = "action_noise,probability=0.3", "observation_dropout,probability=0.3"
-# What the contract is about; each layer alone is in tests/long/test_at_length.py.
-ENV_NAMES = [f"{name} {NOISE} {DROPOUT}" for name in sorted(REGISTRY)]
+NOISE = "action_noise,probability=0.3"
+# What the contract is about; one layer alone is in tests/long/test_at_length.py.
+ENV_NAMES = [f"{name} {NOISE} {NOISE}" for name in sorted(REGISTRY)]
+
+
+class Dark(Layer):
+    def render_text(self):
+        return "Dark."
+
+    def image(self):
+        image = self.env.image()
+        return None if image is None else 0 * image
 
 
 def episode(env, seed=0, member=0, player=None):
@@ -44,7 +53,7 @@ class TestLayer:
         for name, options in (("frozenlake", {"slip": 0.5}), ("bandit", {})):
             for seed, member in itertools.product(range(20), range(2)):
                 plain, inside = (make(name, layers=layers, **options) for layers in (
-                    (), ("action_noise,probability=0", DROPOUT)))
+                    (), ("action_noise,probability=0",) * 2))
                 one, other = (episode(env, seed, member) for env in (plain, inside))
                 assert [turn[1:4] for turn in one] == [turn[1:4] for turn in other]
                 assert plain.instance() == inside.instance()
@@ -62,7 +71,7 @@ class TestLayer:
 
     def test_what_it_does_not_write_is_the_environments(self):
         plain, env = (begun("frozenlake", seed=3, view="image+text", layers=layers)
-                      for layers in ((), (NOISE, DROPOUT)))
+                      for layers in ((), (NOISE, NOISE)))
         assert env.solve() == plain.solve() and env.note() == plain.note()
         assert (env.budget, env.split, env.actions) == (plain.budget, "train", plain.actions)
         assert env.score_description(env.describe()) == 1.0
@@ -71,18 +80,23 @@ class TestLayer:
             _ = env.nothing
 
     def test_the_system_message_tells_what_each_layer_does(self):
-        env = begun("sokoban", layers=(NOISE, DROPOUT))
+        env = begun("sokoban", layers=("action_noise,probability=0.2", NOISE))
         assert env.system_prompt.splitlines()[-2:] == [
-            "With probability 0.3 an action is replaced by another one.",
-            f"With probability 0.3 you see only this after a turn: {NOTHING_NEW}"]
+            f"With probability 0.{p} an action is replaced by another one." for p in (2, 3)]
         assert begun("lean", layers=[NOISE]).system_prompt.endswith("0.3 an action is lost.")
+
+    def test_the_model_sees_what_it_shows(self):
+        env = begun("sokoban", view="image+text", layers=["test_layers:Dark"])
+        observation, *_ = env.step("Up")
+        assert "Dark." in observation and "Targets" not in observation
+        assert not image_of(observation).any()
 
     @pytest.mark.parametrize("layer, said", [
         ("action_nois", "unknown layer 'action_nois': did you mean 'action_noise'? Known: "),
         ("action_noise,probabilty=1", "of ActionNoise 'probabilty': did you mean 'probability'"),
         ("action_noise,env=1", "unknown option of ActionNoise 'env'"),
         ("action_noise,0.2", "bad option of a layer '0.2': expected name=value"),
-        ("observation_dropout,probability=1.5", "of ObservationDropout: got 1.5, expected 0 to 1."),
+        ("action_noise,probability=1.5", "of ActionNoise: got 1.5, expected 0 to 1."),
         (":x", "bad layer ':x': expected package.module:Class"),
         ("no_such:x", "layer no_such:x: there is no module 'no_such'"),
         ("minragen.envs:TextEnv", "there is no such subclass of Layer"),
@@ -125,26 +139,6 @@ class TestActionNoise:
         assert env.step("Up")[4]["replaced"] == 0.0
         layers = [f"action_noise,probability={p}" for p in (1, 0, 1)]
         assert begun("sokoban", layers=layers).step("Up")[4]["replaced"] == 2.0
-
-
-class TestObservationDropout:
-    def test_that_share_of_the_turns_shows_nothing_new_but_reward_and_budget(self):
-        env, shown = begun("sokoban", view="image+text", layers=[DROPOUT]), []
-        for seed in range(300):
-            assert NOTHING_NEW not in env.reset(seed=seed)[0]
-            for turn in episode(env, seed, player=lambda env: "Up || Up"):
-                hidden = NOTHING_NEW in turn[0]
-                assert hidden == (image_of(turn[0]) is None) == ("Targets" not in turn[0])
-                assert turn[0].startswith("Reward: ")
-                assert any(turn[2:4]) or "Turns left" in turn[0]
-                shown.append(not hidden)
-        assert binomtest(shown.count(False), len(shown), 0.3).pvalue > 0.01
-
-    def test_a_shallow_player_answers_what_it_saw_last(self):
-        env = begun("sudoku", layers=["observation_dropout,probability=1"])
-        texts = [env.system_prompt, env.reset(seed=0)[0]]
-        first = env.shallow_answer(texts)
-        assert first == env.shallow_answer([*texts, "?", env.step("?")[0]])
 
 
 class TestRandomReward:
@@ -190,7 +184,7 @@ class TestRuns:
         assert len(one) == 2 and one == other and one[0]["grad_norm"] > 0
         assert read_config(fog / "a").layer == self.LAYERS[1::2]
         assert "keeps the run's settings: layer was" in message(
-            "--run", "a", "--resume", "--layer", DROPOUT)
+            "--run", "a", "--resume", "--layer", NOISE)
         capsys.readouterr()
         command(["play", "--run", "a"])
         assert capsys.readouterr().out.count("Fog.") >= 3  # the second turn of each episode
@@ -210,11 +204,11 @@ class TestRuns:
 
     def test_a_model_or_a_person_plays_inside_of_the_given_ones(self, capsys):
         (_, config, _), = measure.subjects(evaluation.arguments(
-            ["--env", "bandit", "--model", "tiny", "--layer", NOISE, "--layer", DROPOUT]))
-        assert config.layer == (NOISE, DROPOUT)
-        on_screen.play("sokoban", "train", 0, {"layers": ["observation_dropout,probability=1.0"]},
+            ["--env", "bandit", "--model", "tiny", "--layer", NOISE, "--layer", "random_reward"]))
+        assert config.layer == (NOISE, "random_reward")
+        on_screen.play("sokoban", "train", 0, {"layers": ["test_layers:Dark"]},
                        Mock(side_effect=["Up"] * 3 + [EOFError]))
-        assert capsys.readouterr().out.count(NOTHING_NEW) == 1 + 3  # the prompt tells it, too
+        assert capsys.readouterr().out.count("Dark.") == 1 + 3
         with pytest.raises(SystemExit, match="unknown layer 'x'"):
             command(["play", "sokoban", "--layer", "x"])
         with pytest.raises(SystemExit, match="2"):
