@@ -18,10 +18,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from minragen import models
 from minragen.cache import KVSlots, hidden_before
-from minragen.config import preset
 from minragen.fast.policies import faster
 from minragen.models import AdamW, Critic, Policy, token_logprobs
-from minragen.run import bundled, load, start
+from minragen.run import bundled
 from minragen.run.load import load_policy
 from minragen.run.memory import checkpoint_activations
 
@@ -226,14 +225,6 @@ class TestLoading:
         saved(tmp_path, **change)
         with pytest.raises(ValueError, match=said) if said else contextlib.nullcontext():
             assert load_policy(tmp_path).model.config._attn_implementation == "sdpa"
-
-    def test_a_chat_template_that_computes_for_long_is_refused(self, tmp_path, monkeypatch):
-        tokenizer = copy.deepcopy(tiny()[0].tokenizer)
-        tokenizer.chat_template += "{% for i in range(99999) %}{{ '' }}{% endfor %}" * 99
-        bundled.save_folder(Policy("", tiny()[0].model, tokenizer), tmp_path)
-        monkeypatch.setattr(load, "FRAME_LIMIT", 0.1)
-        with pytest.raises(ValueError, match=r"the chat template or tokenizer .* takes over 0\.1 "):
-            start.load(preset("bandit", model=str(tmp_path)))
 
     @pytest.mark.parametrize("file, changes", [
         ("config.json", {"model_type": "evil", "auto_map": {

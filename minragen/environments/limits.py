@@ -33,8 +33,8 @@ def within_time_limit(function, *arguments):
         signal.signal(signal.SIGALRM, before)
 
 
-def in_time(seconds, function, *arguments, **named):
-    """function(*arguments, **named), called in a thread, or TimeoutError after `seconds`.
+def in_time(seconds, function, *arguments):
+    """function(*arguments), called in a thread, or TimeoutError after `seconds`.
 
     Time limits of sockets begin anew with each byte, so a server that drips its headers, or sends
     `100 Continue` for ever, would never end. The thread is then left to itself.
@@ -43,7 +43,7 @@ def in_time(seconds, function, *arguments, **named):
 
     def call():
         try:
-            ended.set_result(function(*arguments, **named))
+            ended.set_result(function(*arguments))
         except BaseException as error:
             ended.set_exception(error)
 

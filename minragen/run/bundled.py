@@ -46,7 +46,7 @@ from minragen.fast.policies import faster
 from minragen.models import AdamW
 from minragen.run.distributed import progress_bar
 from minragen.run.groups import most_turns, shows_images
-from minragen.run.load import foreign, load_policy
+from minragen.run.load import load_policy
 from minragen.run.runs import save_policy
 from minragen.run.tiny import EXPERT, UNTRAINED, warm_up_of
 from minragen.support.options import nearest, short
@@ -105,9 +105,8 @@ def resolve(name, groups_of, response_format="free_think", max_new_tokens=0, ste
         else:
             policy = faster(load_policy(source_of(name), device, name in BUNDLED, name,
                                         lambda: shows_images(groups_of("train", None))))
-        frame = foreign(name, ChatFrame, policy.tokenizer, response_format,
-                        max_new_tokens=max_new_tokens, image_store=policy.image_store,
-                        example=example)
+        frame = ChatFrame(policy.tokenizer, response_format, max_new_tokens=max_new_tokens,
+                          image_store=policy.image_store, example=example)
         groups = demonstration_groups(policy, groups_of)
         key = warmup_key(policy, frame, groups, steps, lora_rank)
         stem = f"{asset_stem(name, groups)}-{key}"

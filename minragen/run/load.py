@@ -14,11 +14,9 @@ import transformers
 from huggingface_hub.errors import HFValidationError
 from transformers.utils import cached_file
 
-from minragen.environments.limits import in_time
 from minragen.models import Policy
 
 MOST_LAYERS = 1000
-FRAME_LIMIT = 60  # seconds for a chat template and its tokenizer
 transformers.logging.set_verbosity_error()  # what matters is said in our sentences
 transformers.logging.disable_progress_bar()
 ATTENTION, STATES = {"full_attention", "sliding_attention"}, {"linear_attention", "conv", "hybrid"}
@@ -70,7 +68,7 @@ def load_policy(source, device="cpu", stored_dtype=False, name="", sees=lambda: 
     if wrong:  # what is missing would stay random
         raise ValueError(f"the weights of model {name!r} do not fit its config.json: "
                          f"{'; '.join(wrong)}. Take the config.json and names that belong to them.")
-    spelt = tokenizer.decode(foreign(name, tokenizer, "a", add_special_tokens=False)["input_ids"])
+    spelt = tokenizer.decode(tokenizer("a", add_special_tokens=False)["input_ids"])
     if spelt.strip().lower() != "a":  # without files transformers makes one that has no words
         raise ValueError(f"the tokenizer of model {name!r} reads 'a' as {spelt!r}: its files are "
                          f"missing or broken. Give a folder with a tokenizer.json.")
@@ -127,16 +125,6 @@ def processor_of(config, source):
                 "to see images it needs torchvision. Install the one for your PyTorch (pip install "
                 "torchvision) or choose a view without images.") from None
     return processor if hasattr(processor, "image_processor") else None
-
-
-def foreign(name, function, *given, **named):
-    """function(...), which uses the chat template or tokenizer of the model `name`. Raises
-    ValueError if they compute for long."""
-    try:
-        return in_time(FRAME_LIMIT, function, *given, **named)
-    except TimeoutError:
-        raise ValueError(f"the chat template or tokenizer of model {name!r} takes over "
-                         f"{FRAME_LIMIT} seconds for a few words.") from None
 
 
 def refuse_many_layers(stored):

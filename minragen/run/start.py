@@ -59,7 +59,7 @@ from minragen.rollout import first_prompt
 from minragen.run import bundled, distributed, memory, runs
 from minragen.run.command import opening_line
 from minragen.run.groups import check_environments, collect, env_groups, shows_images
-from minragen.run.load import foreign, load_policy
+from minragen.run.load import load_policy
 from minragen.run.log import Log
 from minragen.run.proof import prove
 from minragen.support.formats import description_parts
@@ -157,8 +157,8 @@ def frame_of(config, policy, model_eos=None):
         from minragen.more.windows import WindowedFrame
 
         kind = partial(WindowedFrame, context=config.context, window=config.window)
-    return foreign(policy.name, kind, policy.tokenizer, config.response_format, model_eos,
-                   config.max_new_tokens, policy.image_store, config.example)
+    return kind(policy.tokenizer, config.response_format, model_eos, config.max_new_tokens,
+                policy.image_store, config.example)
 
 
 def build_learner(config, groups, checkpoint_of=None, say=print):
