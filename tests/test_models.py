@@ -215,16 +215,11 @@ class TestLoading:
         with pytest.raises(ValueError, match=said):
             load_policy(tmp_path)
 
-    @pytest.mark.parametrize("change, said", [
-        ({"num_hidden_layers": 10**6}, "num_hidden_layers is 1000000, expected at most 1000"),
-        ({"vision_config": {"depth": 10**9}}, "depth is 1000000000, expected at most 1000"),
-        ({"n_layers": None, "depth": [2, 2]}, ""),
-        ({"attn_implementation": "somebody/kernel"}, ""),
-        ({"_attn_implementation": "somebody/kernel"}, "")])
-    def test_a_folder_names_no_kernel_to_fetch_and_no_million_layers(self, change, said, tmp_path):
+    @pytest.mark.parametrize("change", [
+        {"attn_implementation": "somebody/kernel"}, {"_attn_implementation": "somebody/kernel"}])
+    def test_a_folder_names_no_kernel_to_fetch(self, change, tmp_path):
         saved(tmp_path, **change)
-        with pytest.raises(ValueError, match=said) if said else contextlib.nullcontext():
-            assert load_policy(tmp_path).model.config._attn_implementation == "sdpa"
+        assert load_policy(tmp_path).model.config._attn_implementation == "sdpa"
 
     @pytest.mark.parametrize("file, changes", [
         ("config.json", {"model_type": "evil", "auto_map": {

@@ -6,7 +6,6 @@ Tests: `python -m pytest tests/test_models.py tests/test_families.py tests/test_
 """
 
 import json
-import re
 from pathlib import Path
 
 import torch
@@ -16,7 +15,6 @@ from transformers.utils import cached_file
 
 from minragen.models import Policy
 
-MOST_LAYERS = 1000
 transformers.logging.set_verbosity_error()  # what matters is said in our sentences
 transformers.logging.disable_progress_bar()
 ATTENTION, STATES = {"full_attention", "sliding_attention"}, {"linear_attention", "conv", "hybrid"}
@@ -39,7 +37,6 @@ def load_policy(source, device="cpu", stored_dtype=False, name="", sees=lambda: 
     device, name, kind = torch.device(device), name or str(source), Policy
     dtype = torch.float32 if device.type == "cpu" else "auto" if stored_dtype else torch.bfloat16
     try:
-        refuse_many_layers(transformers.PreTrainedConfig.get_config_dict(source)[0])
         config = transformers.AutoConfig.from_pretrained(source, **NO_CODE)
         config._attn_implementation = None  # a folder's own may name a kernel to be fetched
         if not (refused := why_unsupported(config)):
@@ -125,15 +122,6 @@ def processor_of(config, source):
                 "to see images it needs torchvision. Install the one for your PyTorch (pip install "
                 "torchvision) or choose a view without images.") from None
     return processor if hasattr(processor, "image_processor") else None
-
-
-def refuse_many_layers(stored):
-    """Raise ValueError for a config.json with so many layers, of a part of it too, that building a
-    model, or its configuration, would take all memory."""
-    number = r'"((?:num|n)_(?:hidden_)?layers?|depth)": ([\d.e+]+)'
-    for key, value in re.findall(number, json.dumps(stored)):
-        if float(value) > MOST_LAYERS:
-            raise ValueError(f"{key} is {value}, expected at most {MOST_LAYERS}.")
 
 
 def why_unsupported(config):
