@@ -207,8 +207,9 @@ def parse(argv):
     if given.resume and not vars(given).get("run"):
         raise ValueError("--resume needs --run NAME.")
     if unknown:
-        raise ValueError(typed.unknown_option(unknown[0].partition("=")[0], {
-            f.name: f.metadata["help"] for f in dataclasses.fields(Config)}))
+        names = [*vars(Config()), "resume", "print_config"]
+        raise ValueError(typed.unknown_option(
+            unknown[0].partition("=")[0], ["--" + name.replace("_", "-") for name in names]))
     return {k: tuple(v) if isinstance(v, list) else v for k, v in vars(given).items()}
 
 

@@ -21,7 +21,7 @@ from minragen.look import report
 from minragen.run.bundled import choose_model
 from minragen.run.groups import check_environments
 from minragen.run.runs import load_config, read_config
-from minragen.support.options import ELSEWHERE, nearest, parse_options
+from minragen.support.options import REMOVED, nearest, parse_options
 from minragen.train import main
 
 pytestmark = pytest.mark.usefixtures("runs")
@@ -197,22 +197,10 @@ class TestBadInput:
         assert nearest("dish", "x", []) == "unknown dish 'x'. Known: none."
         assert len(nearest("dish", "x" * 5000, [])) < 150
 
-    def test_names_of_other_libraries_are_known_as_what_they_are_here(self):
-        self.check(
-            (["--learning-rate", "1"], "'--learning-rate': here it is --lr (learning rate of"),
-            (["--beta=0.1"], "unknown option '--beta': here it is --kl-coef (weight of the KL"),
-            (["--batch-size", "8"], "is --num-groups (P: prompts (instances) per step) and --gr"),
-            (["--resume_from_checkpoint", "x"], "and --resume (continue from its checkpoint)."),
-            (["actor_rollout_ref.actor.optim.lr=1e-6"], "here it is --lr (learning"),
-            (["-n", "8"], "unknown option '-n': here it is --group-size (G: trajectories"),
-            (["--warmup-ratio", "0.1"], "the learning rate has no warm-up, and warmup_steps are"),
-            (["--env", "searchqa", "--env-arg", "retriever=http://x"], "did you mean 'url'? Known"),
-            (["--env", "sokoban", "--env-arg", "retriever=1"], "unknown option of Sokoban"))
-
     def test_an_option_that_was_removed_is_refused_with_what_to_do_now(self):
         self.check((["--zero-task", "true"], "unknown option '--zero-task': it ended with commit "
                                              "5892899; now --advantages none trains by the other"))
-        assert not ELSEWHERE["removed"].keys() & {f.name for f in dataclasses.fields(Config)}
+        assert not REMOVED.keys() & {f.name for f in dataclasses.fields(Config)}
 
     def test_a_value_outside_its_bounds_is_refused_with_them(self):
         self.check(

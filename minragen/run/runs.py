@@ -35,7 +35,7 @@ from safetensors import SafetensorError
 from tqdm import tqdm
 
 from minragen.config import DATA, RUN_NAME, Config, check
-from minragen.support.options import ELSEWHERE, LAST_WITH_REMOVED, nearest, parse_options
+from minragen.support.options import LAST_WITH_REMOVED, REMOVED, nearest, parse_options
 
 RUNS = Path("runs")
 # Fields of a Learner that a checkpoint stores as they are.
@@ -368,10 +368,10 @@ def lost_options(stored):
 def refuse_lost_options(run):
     """Raise ValueError if a run had an option on that this version lacks: its learning cannot go on
     or be repeated. Options of 0, false or nothing are off, and so are those that are listed in
-    elsewhere.toml, if they have a value that is listed there or no value is."""
+    removed.toml, if they have a value that is listed there or no value is."""
     folder = RUNS / run
     stored = lost_options(json.loads((folder / "config.json").read_text("utf-8")))
-    for name, (harmless, now) in ELSEWHERE["removed"].items():
+    for name, (harmless, now) in REMOVED.items():
         value = stored.pop(name, None)
         if value is not None and harmless and value not in harmless:
             raise ValueError(f"run {run!r} had {name}={value!r}, which ended with commit "

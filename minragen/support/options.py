@@ -18,17 +18,13 @@ def data_table(name):
 
 
 NOT_OF_ALGO = {"env", "run", "seed", "algo", "model", "response_format"}
-ELSEWHERE = data_table("elsewhere")  # what other libraries have and call otherwise, and old names
-LAST_WITH_REMOVED = "5892899"  # the last commit that has the options of the table `removed`
+REMOVED = data_table("removed")  # {option: [[values that did nothing], what to do now]}
+LAST_WITH_REMOVED = "5892899"  # the last commit that has them
 
 
-def nearest(kind, name, known, elsewhere=()):
-    """The sentence for an unknown name: what was given, the likely meaning, the known names.
-
-    elsewhere: {known name: what other libraries call it, separated by blanks}
-    """
-    meant = [ours for ours in elsewhere if ours in known and name in elsewhere[ours].split()]
-    likely = meant or difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+def nearest(kind, name, known):
+    """The sentence for an unknown name: what was given, the likely meaning, the known names."""
+    likely = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
     hint = f": did you mean {likely[0]!r}?" if likely else "."
     shown = known if len(known) <= 10 else difflib.get_close_matches(name.lower(), known, 5, 0)
     more = f" and {len(known) - len(shown)} more" if len(shown) < len(known) else ""
@@ -41,24 +37,11 @@ def short(value):
     return os.path.basename(os.path.abspath(value)) if is_path else value
 
 
-def unknown_option(name, helps):
-    """The sentence for an unknown option: what it is here, or the nearest ones.
-
-    helps: {option: its help}
-    """
-    helps = helps | {"resume": "continue from its checkpoint"}
-    bare = name.lstrip("-").rpartition(".")[2].replace("-", "_")  # verl: actor.optim.lr=1e-6
-    if bare in ELSEWHERE["removed"]:
+def unknown_option(name, known):
+    """The sentence for an unknown option: what to do without one that ended, or the nearest one."""
+    if said := REMOVED.get(name.lstrip("-").replace("-", "_")):
         return (f"unknown option {name!r}: it ended with commit {LAST_WITH_REMOVED}; now "
-                f"{ELSEWHERE['removed'][bare][1]}.")
-    for said, theirs in ELSEWHERE["not_here"].items():
-        if bare in theirs.split():
-            return f"unknown option {name!r}: {said}."
-    for ours, theirs in ELSEWHERE["options"].items():
-        if bare in (ours, *theirs.split()):
-            options = [f"--{part.replace('_', '-')} ({helps[part]})" for part in ours.split()]
-            return f"unknown option {name!r}: here it is {' and '.join(options)}."
-    known = ["--" + part.replace("_", "-") for part in (*helps, "print_config")]
+                f"{said[1]}.")
     return nearest("option", name, known) + " See --help."
 
 
@@ -67,8 +50,7 @@ def check_options(owner, defaults, options, ranges):
     checked = dict(defaults)
     for name, value in options.items():
         if name not in defaults:
-            raise ValueError(nearest(f"option of {owner}", name, sorted(defaults),
-                                     ELSEWHERE["environment_options"]))
+            raise ValueError(nearest(f"option of {owner}", name, sorted(defaults)))
         want = type(defaults[name])
         checked[name] = float(value) if want is float and type(value) is int else value
         if type(checked[name]) is not want or (want is float and not abs(checked[name]) < 1e9):
