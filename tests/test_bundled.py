@@ -3,9 +3,7 @@
 import copy
 import json
 import subprocess
-from types import SimpleNamespace
 
-import huggingface_hub
 import numpy as np
 import pytest
 import torch
@@ -231,27 +229,3 @@ class TestSmollm2:
         monkeypatch.setattr(subprocess, "run", refuse)
         with pytest.raises(subprocess.CalledProcessError):
             smollm2.convert()
-
-
-class TestHub:
-    def test_without_a_network_an_id_is_refused_after_one_question(self, monkeypatch, tmp_path):
-        """Of transformers' five rounds of retries none is left."""
-        monkeypatch.setattr(bundled.constants, "ENDPOINT", "http://127.0.0.1:9")
-        monkeypatch.setattr(bundled.constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(bundled.constants, "HF_HUB_CACHE", str(tmp_path))
-        asked = []
-        monkeypatch.setattr(huggingface_hub.utils._http, "http_backoff",
-                            lambda *given, **_: asked.append(given))
-        source = bundled.resolve("nobody/nothing", None)
-        with pytest.raises(ValueError, match="cannot load model 'nobody/nothing': .*connect to"):
-            load_policy(source)
-        assert bundled.constants.HF_HUB_OFFLINE and not asked
-
-    def test_a_hub_that_answers_is_not_left_alone_and_one_that_is_off_not_asked(self, monkeypatch):
-        asked = []
-        monkeypatch.setattr(bundled, "get_session", lambda: SimpleNamespace(
-            head=lambda url, timeout: asked.append(url)))
-        for offline in (False, True):
-            monkeypatch.setattr(bundled.constants, "HF_HUB_OFFLINE", offline)
-            assert bundled.resolve("nobody/nothing", None) == "nobody/nothing"
-            assert offline == bundled.constants.HF_HUB_OFFLINE and len(asked) == 1

@@ -34,7 +34,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from huggingface_hub import constants, get_session
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
@@ -143,23 +142,12 @@ def round_weights(model):
 
 
 def source_of(name):
-    """The folder or id of a pretrained model.
-
-    Before an id the hub is asked once. If it does not answer, only the local cache is used:
-    transformers would retry for half a minute.
-    """
+    """The folder or id of a pretrained model."""
     source = cache_folder() / "smollm2" if name == "smollm2" else name
     if name == "smollm2" and not (source / "config.json").exists():
         raise ValueError("model 'smollm2' is not converted yet: run `make smollm2` once.")
-    if Path(source).is_dir():
-        return source
-    if "/" not in name:
+    if not Path(source).is_dir() and "/" not in name:
         raise ValueError(f"{nearest('model', name, list(BUNDLED))} Or a folder or Hugging Face id.")
-    if not constants.HF_HUB_OFFLINE:
-        try:
-            get_session().head(constants.ENDPOINT, timeout=constants.DEFAULT_REQUEST_TIMEOUT)
-        except Exception:  # of httpx or of httpx2, by version
-            constants.HF_HUB_OFFLINE = True
     return source
 
 
