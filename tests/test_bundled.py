@@ -200,7 +200,8 @@ class TestBundledWeights:
         assert made[0] == made[1] != bundled.checksums(untrained)
         assert "Set MINRAGEN_CACHE" in said.pop() and len(said) == 2
         expected = fresh()[0].model
-        bundled.round_weights(expected)
+        for p in expected.parameters():
+            p.data = p.data.half().float()
         assert bundled.checksums(untrained) == bundled.checksums(expected)
 
     @pytest.mark.parametrize("env", sorted(REGISTRY))

@@ -120,8 +120,9 @@ def resolve(name, groups_of, response_format="free_think", max_new_tokens=0, ste
         except (OSError, SafetensorError):  # there are none, or they are damaged
             origin = "made now"
             warm_up(policy, frame, groups, steps, lora_rank=lora_rank)
-            if name in TINY_MODELS:
-                round_weights(policy.model)
+            if name in TINY_MODELS:  # bundled weights are stored in half precision: the same
+                for p in policy.model.parameters():
+                    p.data = p.data.half().float()
         try:
             save_folder(policy, folder)
         except OSError as problem:  # a cache that cannot be written costs time, not the run
@@ -132,13 +133,6 @@ def resolve(name, groups_of, response_format="free_think", max_new_tokens=0, ste
     if steps:
         say(f"warm-up   {steps} steps on demonstrations, {origin} ({stem})")
     return folder
-
-
-def round_weights(model):
-    """Round to half precision in place: bundled weights are stored in it, so those made now are
-    the same."""
-    for p in model.parameters():
-        p.data = p.data.half().float()
 
 
 def source_of(name):
