@@ -25,16 +25,12 @@ def add_adapters(policy, rank, seed):
     """Freeze the policy's model and put adapters beside its linear layers. `policy.base` becomes
     the model without them, on the same weights.
 
-    raises: ImportError without peft, ValueError for a rank beyond the model's width
+    raises: ImportError without peft
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError:
         raise ImportError("--lora-rank needs a package: pip install 'peft>=0.21'") from None
-    width = policy.model.config.get_text_config().hidden_size
-    if rank > width:
-        raise ValueError(f"lora_rank: got {rank}, expected at most {width}, the width of the "
-                         f"model. Leave it 0 to train all weights.")
     policy.base = copy_trainable(policy.model.requires_grad_(False))
     torch.manual_seed(seed)  # of A; alike in all processes
     inject_adapter_in_model(
