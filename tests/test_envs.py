@@ -59,9 +59,8 @@ def test_instances_are_those_that_stored_runs_have_played(name, checksum):
 class TestErrors:
     def test_a_name_that_is_no_environment_is_refused(self):
         for name, said in ((":Walk", "bad env ':Walk': expected package.module:Class"),
-                           ("minragen.envs:TextEnv", "is the base"),
-                           ("test_envs:Nothing", "test_envs has no such subclass of TextEnv"),
-                           ("test_envs:Budget", "test_envs has no such subclass of TextEnv"),
+                           ("test_envs:Nothing", "the module has no such subclass of TextEnv"),
+                           ("test_envs:Budget", "the module has no such subclass of TextEnv"),
                            ("openenv", "package.module:Class or openenv:URL")):
             assert said in refusal(make, name)
 
