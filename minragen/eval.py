@@ -49,7 +49,7 @@ def arguments(argv):
     evaluate.add_shared_options(parser)
     args = evaluate.parse(parser, argv, (("api_model", "api"), ("api", "api_model"), ("api", "env"),
                                          ("model", "env"), ("checkpoint", "run"),
-                                         ("layer", "env")))
+                                         ("layer", "env"), ("env_arg", "env")))
     if (args.run, args.env) == (None, None):
         parser.error("give --run NAME or --env ENV")
     return args

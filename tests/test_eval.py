@@ -368,8 +368,10 @@ class TestCommand:
                 (["play", "--split", "val"], "give an environment, or --run NAME"),
                 (["play", "bandit", "--run", "a"], "give an environment, or --run NAME"),
                 (["play", "--run", "a", "--size", "3"], "unknown option '--size'"),
-                (["play", "--run", "a", "--layer", "x"], "--layer has no effect"),
+                (["play", "--run", "a", "--layer", "x"], "a run keeps its own"),
                 (["--run", "a", "--layer", "x"], "--layer needs --env"),
+                (["--run", "a", "--env-arg", "data=x"], "--env-arg needs --env"),
+                (["play", "--run", "a", "--env-arg", "data=x"], "a run keeps its own"),
                 (["play", "bandit", "--temperature", "0"], "--temperature needs --run"),
                 (["play", "--run", "a a"], "play takes one run"))
 

@@ -158,8 +158,7 @@ def add_shared_options(parser):
     parser.add_argument("--temperature", type=float, help="of the sampling [val_temperature]")
     parser.add_argument("--device", default="", help="cpu, cuda or mps [cuda if there]")
     parser.add_argument("--env-arg", action="append", default=[],
-                        help="environment option, name=value; may be repeated; with --run only "
-                             "where its data file is, if it has moved")
+                        help="environment option, as in training; may be repeated")
     parser.add_argument("--layer", action="append", default=[],
                         help="layer around the environment, as in training; may be repeated")
 

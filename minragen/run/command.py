@@ -133,8 +133,8 @@ def play(argv):
         parser.error("give an environment, or --run NAME")
     if args.run and len(args.run.split()) > 1:
         parser.error("play takes one run")
-    if args.run and args.layer:
-        parser.error("--layer has no effect with --run: a run keeps its layers")
+    if args.run and (args.layer or args.env_arg):
+        parser.error("--layer and --env-arg have no effect with --run: a run keeps its own")
     if not 0 <= args.seed <= 2**62:
         parser.error(f"--seed: got {args.seed}, expected 0 to 2**62")
     if args.run is None:

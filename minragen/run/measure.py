@@ -46,9 +46,9 @@ def subjects(args):
     if args.temperature is not None:
         changes["val_temperature"] = args.temperature
     if args.run is not None:
-        found = [(run, runs.with_files(runs.load_config(run), args.env_arg), run)
-                 for run in args.run.split() or [""]]
-        for name, _, _ in found:
+        found = [(run, runs.load_config(run), run) for run in args.run.split() or [""]]
+        for name, config, _ in found:
+            runs.check_files(config)
             runs.find_checkpoint(runs.RUNS / name, lambda line: None, args.checkpoint)
     else:
         model = args.model or args.api_model or choose_model("", args.device)[0]

@@ -259,9 +259,9 @@ def load_trainer_state(checkpoint, learner):
 # ---- Resuming ------------------------------------------------------------------------------------
 def resumed_config(given):
     """The run's own Config with the given options, which may only be those of FREE_ON_RESUME."""
-    stored = with_files(load_config(given["run"]), given.get("env_arg", ()))
+    stored = load_config(given["run"])
+    check_files(stored)
     refuse_lost_options(given["run"])
-    given = given | {"env_arg": stored.env_arg}
     for name, value in given.items():
         if name not in FREE_ON_RESUME and value != getattr(stored, name):
             raise ValueError(f"--resume keeps the run's settings: {name} was "
@@ -282,26 +282,15 @@ def data_files(texts):
             and isinstance(value, str) and os.path.isfile(value)}
 
 
-def with_files(config, texts):
-    """A run's Config with the data files that `texts`, as of --env-arg, name at their new places.
-
-    raises: ValueError unless each data file has the content with which the run was stored
-    """
+def check_files(config):
+    """Raise ValueError unless a run's data files have the content with which it was stored."""
     stored = json.loads((RUNS / config.run / "config.json").read_text("utf-8"))
-    expected, was = dict(stored.get("data_files", {})), parse_options(config.env_arg)
-    for name, value in parse_options(texts).items():
-        if name not in expected and value != was.get(name):
-            raise ValueError(f"run {config.run!r} keeps its settings: {name} was "
-                             f"{was.get(name)!r}, got {value!r}. Start a new run.")
-    given = {text.partition("=")[0]: text for text in texts}
-    moved = tuple(given.get(text.partition("=")[0], text) for text in config.env_arg)
-    values, found = parse_options(moved), data_files(moved)
-    for name, content in expected.items():
+    values, found = parse_options(config.env_arg), data_files(config.env_arg)
+    for name, content in dict(stored.get("data_files", {})).items():
         if found.get(name) != content:
             why = "its content differs" if name in found else "there is no such file"
-            raise ValueError(f"run {config.run!r}: {name} is {values.get(name)!r}: {why}. "
-                             f"--env-arg {name}=PATH says where the same file is.")
-    return dataclasses.replace(config, env_arg=moved)
+            raise ValueError(f"run {config.run!r}: {name} is {values.get(name)!r}: {why}. Put the "
+                             f"file that it was into its place.")
 
 
 def load_config(run):
@@ -340,7 +329,7 @@ def read_config(folder):
     try:
         with (folder / "config.json").open(encoding="utf-8") as file:
             stored = json.loads(file.read(2**16))  # a longer text is no Config
-        dict(stored.pop("data_files", {}))  # for `with_files`
+        dict(stored.pop("data_files", {}))  # for `check_files`
         if not stored.get("kl_coef"):  # no effect, and it used to be k3
             stored["kl_estimator"] = Config.kl_estimator
         if lost := lost_options(stored):
