@@ -188,8 +188,8 @@ def control_line():
     before, after = ([f"{row[when][0]:.2f}" for row in rows] for when in ("before", "after"))
     most = max(row["after - before"][1] for row in rows)
     return (f"With random rewards (`smollm2-lean-random`) success in Lean falls from "
-            f"{', '.join(before)} to\n{', '.join(after)}; the intervals of the change end at "
-            f"{most:+.2f} or below.")
+            f"{', '.join(before)} to\n{', '.join(after)}, within the intervals by at least "
+            f"{-most:.2f}.")
 
 
 def pretrained_means():
@@ -204,7 +204,7 @@ def pretrained_means():
             f"`make train ENV={config.env} MODEL=smollm2`", f"{np.mean(before):.2f}",
             ", ".join(f"{rate:.2f}" for rate in after), str(config.val_size),
             f"{min(took):.0f} to {max(took):.0f}" if len(took) > 1 else f"{took[0]:.0f}"])
-    return table(("command", "after imitation (warm-up), mean", "after RL, seed by seed",
+    return table(("command", "success after imitation, mean", "after RL, seed by seed",
                   "held-out instances", "minutes on one CPU core"), rows)
 
 
@@ -262,7 +262,7 @@ def vision_table():
                      of_seeds([run[-1]["test/success"] for run in runs], size),
                      of_seeds(shown, size) if shown else "", minutes(runs)])
     return table(("environment and options", "before RL", "after RL: seeds 0, 1, 2", "test split",
-                  "test split, images of others", "minutes"), rows)
+                  "test split, others' images", "minutes"), rows)
 
 
 def warnings_told():
@@ -274,9 +274,9 @@ def warnings_told():
         counts = [row[column].split(" of ") for row in rows for column in columns]
         return " of ".join(str(sum(map(int, numbers))) for numbers in zip(*counts))
 
-    return (f"Over the runs of commit 3f4b272, {total(2)} losses of a quarter of the success "
-            f"(perhaps half of\nthem chance) were warned of in time, and {total(6, 7)} other runs "
-            "falsely.")
+    return (f"In the runs of commit 3f4b272, {total(2)} drops of a quarter in success "
+            f"(perhaps half chance)\ngot a timely warning, and {total(6, 7)} other runs got a "
+            "false one.")
 
 
 def named(env):

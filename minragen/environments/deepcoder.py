@@ -48,7 +48,7 @@ class DeepCoder(TextEnv):
     See an episode: python -m minragen environments deepcoder 3
 
     Options: `family`, or formulas: one line of arithmetic that the task spells out;
-    `tests`, hidden ones per problem (0: all of a record); `seconds` of CPU per test; `data`, a file
+    `tests` hidden tests per problem (0: all of a record); `seconds` of CPU per test; `data`, a file
     of records.
     """
 

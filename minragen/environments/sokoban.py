@@ -23,7 +23,7 @@ class Sokoban(Board):
     See an episode: python -m minragen environments sokoban 0
 
     Options: `rows`, `cols`, `boxes`; `walls`, the probability that an inner cell is a wall;
-    `pulls` per box, at most, that set up an instance; `view`, `symbols` and `tile` as in
+    at most `pulls` of each box set up an instance; `view`, `symbols` and `tile` as in
     FrozenLake.
     """
 

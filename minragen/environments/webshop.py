@@ -111,8 +111,8 @@ class WebShop(TextEnv):
         too few actions are left, it leaves out options, or buys the item it looks at.
     See an episode: python -m minragen environments webshop 4
 
-    Options: `page_size`, results per page; `wording` of the generated shop: natural goals
-    paraphrase half of the attributes and kinds, plain ones are lists of words; `products` and
+    Options: `page_size`, results per page; `wording`: natural goals in the generated shop
+    paraphrase half of attributes and kinds, plain ones are lists of words; `products` and
     `instructions`, WebShop's own files, whose pages need a larger `--max-context`. All splits use
     the same shop.
     """
