@@ -25,9 +25,9 @@ class KVSlots:
 
     `update` writes a row's new keys after its earlier keys and returns the buffers up to the end of
     the longest row. A shorter row ends in padding, which masks hide until new keys overwrite it.
-    Lengths are exact and on the device. Bounds are on the CPU, so that nobody waits to read a
-    length from a GPU, and never smaller: `reserve` adds counts to lengths and the padded q to
-    bounds, and `Policy.extend_in_chunks` makes the two equal again.
+    `lengths` are exact, on the device. `bounds` are upper limits of them on the CPU, where reading
+    costs no wait: `reserve` adds counts to lengths but the padded q to bounds, until
+    `Policy.extend_in_chunks` makes both equal.
 
     A row may also have states: tensors of one size, zero before its first token, which each pass
     replaces, as those of recurrent layers (more/hybrid.py). They move with the row's keys.
@@ -93,7 +93,7 @@ class KVSlots:
             self.bounds[gaps + fill] = self.bounds[fill + gaps]
             to, of = torch.tensor([gaps + fill, fill + gaps]).to(self.device, non_blocking=True)
             for x in (self.lengths, *self.states.values(), *(
-                    x[:, :, :filled] for both in self.layers.values() for x in both)):
+                    b[:, :, :filled] for both in self.layers.values() for b in both)):
                 x[to] = x[of]
         return order
 

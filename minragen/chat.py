@@ -1,8 +1,7 @@
 """Messages become tokens, each text once; and how a reply is parsed.
 
-Reading order: `ChatFrame` (RAGEN's context manager: text to tokens without ever rendering history
-again), `reply_pattern`. In support/, formats.py says what a reply looks like and template.py which
-texts stand around messages.
+`ChatFrame` is RAGEN's context manager: text becomes tokens without rendering history again. In
+support/, formats.py says what a reply looks like and template.py which texts stand around messages.
 
 Tests: `python -m pytest tests/test_chat.py`.
 """
@@ -23,8 +22,8 @@ class ChatFrame:
     """Turns messages into tokens, with what the chat template writes around them.
 
     A prompt ends with the forced prefix of the reply, such as `<think>`, which no policy samples.
-    A reply ends when `parse` can read it as complete (at `</answer>`, unless a thought quotes that
-    tag), or at one of `end_ids`: the template's end of turn, the tokenizer's eos, `model_eos`.
+    A reply ends at the `</answer>` that closes it (one quoted in a thought does not), or at one of
+    `end_ids`: the template's end of turn, the tokenizer's eos, `model_eos`.
 
     model_eos: the model's `generation_config.eos_token_id`: one id, several or None
     max_new_tokens: the limit that the system message tells; 0: none
@@ -41,9 +40,9 @@ class ChatFrame:
         self.describes = bool(formats.description_parts(response_format))
         self.prefix = formats.forced_prefix(response_format)
         self._form = formats.FORMATS[response_format]
-        self._part_ends = [re.compile(end) for end in part_ends(self._form).values()]
+        self._part_ends = [re.compile(end) for end in formats.part_ends(self._form).values()]
         # Patterns of the first part, of the first two parts, ..., of the whole reply.
-        self._patterns = [reply_pattern(self._form, n + 1) for n in range(len(self.parts))]
+        self._patterns = [formats.reply_pattern(self._form, n + 1) for n in range(len(self.parts))]
         self.tokenizer, self.image_store = tokenizer, image_store
         # Ids of a text. Recent texts are remembered: members of a group see much alike.
         self._ids = lru_cache(REMEMBERED)(
@@ -59,7 +58,7 @@ class ChatFrame:
         self.end_ids = {self.end_of_turn, tokenizer.eos_token_id, *model_eos} - {None}
         names = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
         self._ids_with_bracket = {
-            i for i, name in enumerate(names)  # of the names of bytes only "<0x3E>" stands for ">"
+            i for i, name in enumerate(names)  # bytes are named like <0x0A>; only <0x3E> is a ">"
             if ">" in (name or "") and not re.fullmatch("<0x(?!3E)..>", name)}
 
     def append_first_prompt(self, trajectory, env):
@@ -118,11 +117,9 @@ class ChatFrame:
         """
         if ids[-1] not in self._ids_with_bracket or before == len(self.parts):
             return before
-        start, end = len(ids), self._part_ends[before]
+        end = self._part_ends[before]
         tags = end.pattern.count("<")  # that end this part, one after the other
-        for _ in range(tags):
-            start = next((i for i in range(start - 1, -1, -1)
-                          if ids[i] in self._ids_with_bracket), 0)
+        start = [i for i, id_ in enumerate(ids) if id_ in self._ids_with_bracket][-tags:][0]
         if not end.search(self.tokenizer.decode(ids[max(0, start - TAG_TAIL):])):
             return before
         text = self.prefix + self.tokenizer.decode(ids)
@@ -142,19 +139,3 @@ class ChatFrame:
         found = self._patterns[-1].match(self.prefix + text)
         parts = found.groupdict() if found else {}
         return Reply(**{part: text.strip() for part, text in parts.items()}, valid=bool(found))
-
-
-def reply_pattern(form, count=None):
-    """The regular expression of a format, or of its first `count` parts.
-
-    Each part ends where the tags that follow it first occur. In an atomic group, (?>...), no other
-    end is tried if a later part does not match, so a reply full of closing tags costs no more.
-    """
-    parts = [f"(?>(?P<{part}>.*?){end})" for part, end in part_ends(form).items()]
-    return re.compile(re.escape(form.partition("{")[0]) + "".join(parts[:count]), re.DOTALL)
-
-
-def part_ends(form):
-    """{part: regular expression of the tags that end it}, with only blanks between two tags."""
-    _, *rest = re.split(r"{(\w+)}", form)
-    return {part: tags.replace("><", r">\s*<") for part, tags in zip(rest[::2], rest[1::2])}

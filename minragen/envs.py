@@ -77,9 +77,9 @@ class TextEnv(gymnasium.Env):
 
     One `step` is one *turn*: the text inside `<answer>` is split on `||` if `multi_action` is True,
     each piece is matched against `actions` ignoring case, and the pieces run until one ends the
-    episode. Pieces over a limit of the budget are dropped silently. An invalid piece counts for
-    `max_actions_per_turn` but is not executed. An environment writes `instruction`, `_reset`,
-    `_act`, `render`, `solve`, and what else it likes.
+    episode. Only the first pieces that the budget allows are looked at; an invalid one takes a
+    place among them but no action. An environment writes `instruction`, `_reset`, `_act`, `render`,
+    `solve`, and what else it likes.
 
     info: `success` and `valid`, 0.0 or 1.0; `effective`, the share of executed actions that changed
         the state; and the `metrics` of the turn's outcomes, summed
@@ -118,7 +118,7 @@ class TextEnv(gymnasium.Env):
         self.render_mode = render_mode
         self.observation_space, self.action_space = text_space(), text_space()
         self._live = False
-        self.outermost_layer = None  # whose _act, image, render_text run (environments/layers.py)
+        self.outermost_layer = None  # if wrapped: whose _act, image, render_text run instead
 
     # -- what an environment writes --------------------------------------------------------------
 

@@ -61,12 +61,12 @@ class Policy:
         bounds, logits = slots.bounds.clone(), []
         count = max(1, token_budget // max(map(len, fresh)))
         for start in range(0, len(fresh), count):
-            part = [torch.tensor(ids) for ids in fresh[start:start + count]]
-            counts, first = torch.tensor([len(ids) for ids in part]), first_row + start
+            part, first = fresh[start:start + count], first_row + start
+            counts = torch.tensor([*map(len, part)])
             bounds[first:first + len(part)] += counts
-            tokens, counts = (x.to(self.device, non_blocking=True) for x in (
-                pad_sequence(part, batch_first=True), counts))
-            logits.append(self.extend(slots, tokens, counts, first))
+            tokens = pad_sequence([*map(torch.tensor, part)], batch_first=True)
+            logits.append(self.extend(slots, *(x.to(self.device, non_blocking=True)
+                                               for x in (tokens, counts)), first))
         slots.bounds = bounds  # now equal to the lengths again
         return torch.cat(logits)
 
@@ -168,7 +168,7 @@ class Critic(nn.Module):
 
 
 def copy_trainable(module):
-    """A copy of a module, which shares its frozen parameters."""
+    """A copy of a module without its frozen parameters: deepcopy's memo keeps those as they are."""
     return copy.deepcopy(module, {id(p): p for p in module.parameters() if not p.requires_grad})
 
 

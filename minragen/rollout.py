@@ -108,7 +108,7 @@ class Conversation:
     """A conversation, and the reply that is being sampled."""
 
     trajectory: Trajectory
-    slot: int = -1  # its slot after its last reply; while one is sampled, rows[i] has slot i
+    slot: int = -1  # while replies are sampled, rows[i] has slot i; between them, this one
     cached: int = 0  # how many of its ids are in the slot between replies
     # -- the reply that is being sampled
     ids: list = field(default_factory=list)
@@ -180,7 +180,7 @@ def sample_replies(policy, frame, slots, logits, noise, rows, rules, progress):
     for uniforms in noise.to(policy.device, non_blocking=True):  # the CPU does not wait for this
         tokens, logprobs = sample_tokens(logits, uniforms[columns], rules)
         progress(len(tokens))
-        # One tensor, one wait for the GPU. float32 holds ids to 2**24. `zip` leaves out the rest.
+        # One tensor, one wait for the GPU; float32 is exact to 2**24. `zip` skips stopped rows.
         for row, token, logprob in zip(rows, *torch.stack([tokens.float(), logprobs]).tolist()):
             row.add(int(token), logprob, frame, rules)
         live = [i for i in range(len(tokens)) if rows[i].stop is None]
@@ -254,7 +254,7 @@ def sample_tokens(logits, u, rules):
         cdf = (kept.exp() * MASS).long().cumsum(dim=-1)
         # floor(u * total), in integers of at most 24 + 38 bits. It is below the total, as u < 1.
         target = ((u * 2**24).long() * cdf[:, -1]) >> 24
-        # The clamp is for logits that are nan: `Conversation.add` refuses them.
+        # right: never a token of mass 0. The clamp: logits may be nan, which `add` refuses.
         token = torch.searchsorted(cdf, target[:, None], right=True)[:, 0].clamp(
             max=logits.shape[1] - 1)
     return token, log_p.gather(-1, token[:, None])[:, 0]

@@ -23,7 +23,7 @@ from torch.nn.functional import pad
 
 LOG_RATIO_LIMIT = 20.0  # |log ratio| is clamped to it before exp, so a freak token cannot be inf
 ZERO = 1e-10  # a reward std that is no larger counts as 0
-# A std up to this share of its group's largest |x| is rounding, and so is an advantage up to it.
+# A std is rounding up to this share of its group's largest |x|, an advantage up to this itself.
 ROUNDING = 1e-6
 VALUE_CLIP = 0.5  # how far one update may move a value
 
@@ -52,7 +52,7 @@ def filter_groups(stds, value=0.9, name="top_p"):
 
 
 def top_p(ranked, value, eps=0.01):
-    """The fewest groups whose stds sum to value - eps of the total (RAGEN has this eps).
+    """The fewest groups with a share of value - eps in the stds' sum (the eps is RAGEN's).
 
     ranked: (P,) stds, the largest first      returns: (P,) bool
     """
@@ -223,7 +223,7 @@ def returns_to_go(rewards, mask, gamma=1.0):
     REINFORCE++ (Hu 2025) whitens it over the batch in place of a critic.
     rewards: (B, T) float      mask: (B, T) bool      returns: (B, T), exactly 0 outside the mask
     """
-    decay = torch.ones_like(rewards).masked_fill(mask, gamma)
+    decay = torch.ones_like(rewards).masked_fill(mask, gamma)  # elsewhere no time passes
     return _from_the_end(rewards.masked_fill(~mask, 0.0), decay) * mask
 
 
@@ -280,7 +280,7 @@ def _from_the_end(x, decay):
     y, decay, w = x.clone(), decay.clone(), 1
     while w < x.shape[1]:
         y[:, :-w] += decay[:, :-w] * y[:, w:]
-        decay[:, :-w] = decay[:, :-w] * decay[:, w:]
+        decay[:, :-w] *= decay[:, w:].clone()  # they overlap
         w *= 2
     return y
 

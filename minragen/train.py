@@ -240,7 +240,7 @@ def roll_out(learner, groups, config, callbacks=QUIET):
                 t.group_id += attempt * config.num_groups
             trajectories += fresh
             played = [t for t in trajectories if not t.error]
-            # Without `resample` this was the only attempt.
+            # Else another attempt, if `resample` is set.
             if played and informative_groups(played) >= config.num_groups:
                 break
     learner.policy.end_rollout(trajectories)
@@ -313,9 +313,9 @@ def token_rewards(batch, config):
 
     1. The overlong penalty is added to the environment's rewards.
     2. scores: their sums by episode.
-    3. token_rewards: with credit "episode" the score on the row's last token; with credit "turn"
-       each turn's reward on its last token, where it is already, but in windowed contexts, where
-       later turns are other rows, the turn's return-to-go.
+    3. token_rewards. Credit "episode": the score, on the row's last sampled token. Credit "turn":
+       as they are, on each turn's last token; in windowed contexts, whose rows are turns, the
+       return from that turn on.
     4. The KL is subtracted: from token_rewards token by token, from scores its sum.
     """
     rewards, scores, metrics = batch.rewards, batch.episode_returns, {}
@@ -380,7 +380,7 @@ def set_learning_rates(learner, config, step):
 
 def mini_batches(batch, config, step):
     """The mini-batches of all epochs: random rows, with each token's weights in the losses. Sizes
-    differ by at most one row: in a small mini-batch each row would weigh more."""
+    differ by at most one row, so no row weighs much more than another."""
     count = math.ceil(len(batch) / config.mini_batch)
     for epoch in range(config.epochs):
         shuffle = torch.Generator().manual_seed(hash_seed(config.seed, step, epoch))
@@ -400,7 +400,7 @@ def add_loss_weights(mini, config):
 
 
 def backward(learner, mini, config, progress=lambda rows: None):
-    """Backpropagate this process's micro-batches. Returns its part of each mean: {metric: part}."""
+    """Backpropagate this process's micro-batches. Returns {metric: its share of the mean}."""
     sums = Counter()
     for rows in parts_of(mini, learner, config):
         part = mini.take(rows)

@@ -24,7 +24,7 @@ PER_TURN = {"valid", "effective", "grounding", "worldmodeling"}
 
 @dataclass(frozen=True)
 class Reply:
-    """A parsed reply. `valid`: all parts of the format were there, in order; else all are empty."""
+    """A parsed reply. `valid`: the format's parts were there, in order; if not, they are empty."""
 
     reasoning: str = ""
     answer: str = ""
@@ -68,7 +68,7 @@ class Sequence:
     sample_logprobs: list = field(default_factory=list)
     predicted: list = field(default_factory=list)  # positions that ECHO predicts (more/echo.py)
     last_of_turn: dict = field(default_factory=dict)  # turn -> position of its last sampled token
-    advantages: list = field(default_factory=list)  # for the report: run/log.py, if trained
+    advantages: list = field(default_factory=list)  # of a trained row, for run/log.py's report
 
     def add(self, ids, logprobs, sampled, turn):
         self.tokens += ids
@@ -179,7 +179,7 @@ class Batch:
     group_ids: Tensor  # (B,) int64
     episode_ids: Tensor  # (B,) int64
     episode_returns: Tensor  # (B,) float32, the sum of the environment's rewards in the episode
-    state_ids: Tensor  # (B, T) int64, at a turn's last token the state before the turn; else -1
+    state_ids: Tensor  # (B, T) int64, at a turn's last token the number of its first state; else -1
     predicted_mask: Tensor  # (B, T) bool, the tokens of observations that ECHO predicts
     # -- added by train.compute_targets; (B, T) unless said otherwise
     old_logprobs: Tensor | None = None

@@ -30,7 +30,7 @@ from minragen.models import Policy
 from minragen.rollout import collect
 from minragen.run import bundled, distributed, start
 from minragen.run import runs as storage
-from minragen.run.runs import without_times
+from minragen.run.log import without_times
 
 real = test_step.real
 # Mixture, filter, resampling, both KLs, and for ppo a critic and whitening.

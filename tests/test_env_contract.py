@@ -23,11 +23,10 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from minragen import envs
-from minragen.chat import reply_pattern
 from minragen.config import Config, preset
 from minragen.envs import FORMAT_PENALTY, IMAGE, SPLITS, Budget, TextEnv, image_of
 from minragen.run.groups import env_groups, metric_name
-from minragen.support.formats import FORMATS
+from minragen.support.formats import FORMATS, reply_pattern
 
 # What is true inside layers, too: test_layers.py and long/test_at_length.py run these with others.
 __all__ = ["TestBudget", "TestGroups", "TestHostileAnswers", "TestLife", "TestRandomPolicy",

@@ -7,6 +7,7 @@ import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -174,6 +175,14 @@ def test_looking_ahead_reads_tokens_eight_at_a_time_and_captures_each_size_once(
     sizes = [rows for _, rows in made]  # each at most a quarter of the one before
     assert len({slots for slots, _ in made}) == 1 and sizes[1:]
     assert all(4 * less <= more for more, less in zip(sizes, sizes[1:])), sizes
+
+
+def test_slots_stay_where_they_are_if_they_take_a_quarter_of_the_gpu_at_most(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(
+        total_memory=4000))
+    layer = [torch.zeros(3, 2, 64, 5, dtype=torch.bfloat16)] * 2  # 40 bytes a token
+    slots = SimpleNamespace(device=torch.device("cuda"), layers={0: layer})
+    assert sampling.stays(slots, 25) and not sampling.stays(slots, 26)
 
 
 @pytest.mark.parametrize("context, max_rows", [("full", 256), ("full", 4), ("limited", 4)])

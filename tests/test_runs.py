@@ -32,7 +32,7 @@ from minragen.models import AdamW
 from minragen.run import log as log_module
 from minragen.run import reproduce, start
 from minragen.run import runs as runs_module
-from minragen.run.log import Log, lines_until, stop_requests
+from minragen.run.log import Log, stop_requests
 from minragen.run.runs import damage, find_checkpoint, read_config, save_checkpoint, step_of
 from minragen.trajectory import StopReason, Trajectory
 
@@ -444,7 +444,7 @@ class TestLines:
         (folder := runs / "a" / "checkpoint").mkdir(parents=True)
         (runs / "a" / "metrics.jsonl").write_text(f"{whole}\n{damaged}\n{whole}\n")
         (folder / "manifest.json").write_text(damaged)
-        assert lines_until(1, runs / "a" / "metrics.jsonl") == [whole, whole]
+        assert runs_module.lines_until(1, runs / "a" / "metrics.jsonl") == [whole, whole]
         assert reproduce.read("a")[::len(reproduce.read("a")) - 1] == [json.loads(whole)] * 2
         assert runs_module.commit_of(runs / "a") == ""
 

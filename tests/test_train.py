@@ -32,8 +32,8 @@ from minragen.rollout import Rules, collect
 from minragen.run import bundled, start
 from minragen.run.groups import RUN_METRICS, PatientGroups
 from minragen.run.load import load_policy
-from minragen.run.log import Log, console_line, keep_advantages, texts_of
-from minragen.run.runs import TIMES, run_folder
+from minragen.run.log import TIMES, Log, console_line, keep_advantages, texts_of
+from minragen.run.runs import run_folder
 from minragen.support.metrics import episode_metrics, waiting_metrics
 from minragen.train import QUIET
 from minragen.trajectory import StopReason, Trajectory, make_batch

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from minragen import train
-from minragen.run.runs import without_times
+from minragen.run.log import without_times
 from minragen.run.start import main
 
 # Episodes of one turn, where it does not matter what is played.

@@ -22,6 +22,7 @@ import torch
 from minragen import cache, rollout
 
 AHEAD = 8  # tokens of a row between two looks; a stop wastes half as many steps on average
+MOST = 0.25  # of a GPU's memory that slots may take to stay; larger ones grow as they are needed
 
 
 def sample_replies(policy, frame, slots, logits, noise, rows, rules, progress):
@@ -60,7 +61,9 @@ def sample_replies(policy, frame, slots, logits, noise, rows, rules, progress):
 def regather(room, parts, capacity):
     """`cache.regather` into slots for `room` tokens; slots that have them are changed in place."""
     (slots, chosen), *others = parts
-    n, capacity = len(chosen), max(capacity, room)
+    n = len(chosen)
+    if stays(slots, n * room):
+        capacity = max(capacity, room)
     if others or n > len(slots.lengths) or capacity > slots.capacity:
         return cache.regather(parts, capacity)
     filled = int(slots.bounds[chosen].max())
@@ -69,3 +72,11 @@ def regather(room, parts, capacity):
     for x in (slots.lengths, *(x[:, :, :filled] for both in slots.layers.values() for x in both)):
         x[:n] = x[index]  # the right side is a copy
     return slots
+
+
+def stays(slots, tokens):
+    """Whether slots of so many tokens in all take no more than MOST of the GPU's memory."""
+    if slots.device.type != "cuda":
+        return True
+    token = sum(x[0, :, 0].nbytes for both in slots.layers.values() for x in both)
+    return token * tokens <= MOST * torch.cuda.get_device_properties(slots.device).total_memory

@@ -15,12 +15,11 @@ import threading
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
-from minragen.chat import reply_pattern
 from minragen.environments.search import fetch, one_line
 from minragen.envs import IMAGE, image_of
 from minragen.more.converse import converse
 from minragen.more.vision import data_uri
-from minragen.support.formats import FORMATS, forced_prefix, system_message
+from minragen.support.formats import FORMATS, forced_prefix, reply_pattern, system_message
 from minragen.trajectory import Reply, Trajectory
 
 CONCURRENCY = 16  # conversations at a time

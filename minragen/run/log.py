@@ -28,6 +28,8 @@ from minragen.run import distributed, runs
 
 SAMPLE = 4  # episodes of a split that a step writes to trajectories.jsonl; and failed ones
 ENDED = "the run ended"  # in errors.txt
+# Metrics that differ between equal runs, also as ENV/waited or first_turn/seconds.
+TIMES = {"seconds", "rollout_seconds", "tokens_per_second", "rollout_idle", "waited", "elapsed"}
 # Metric -> its part of the console line.
 CONSOLE = {
     "step": "step {:3d}/{of}", "success": "success {:.3f}", "episode_return": "return {:.3f}",
@@ -56,7 +58,7 @@ class Log(train.Callbacks):
             runs.write_whole(folder / "config.json", json.dumps(
                 dataclasses.asdict(config) | {"data_files": runs.data_files(config.env_arg)},
                 indent=1) + "\n")
-            kept = {name: lines_until(learner.step, folder / name)
+            kept = {name: runs.lines_until(learner.step, folder / name)
                     for name in ("trajectories.jsonl", "metrics.jsonl")}
             self.history = [*map(json.loads, kept["metrics.jsonl"])]
             if config.log:
@@ -192,16 +194,9 @@ def json_lines(rows):
     return "".join(json.dumps(row, default=float) + "\n" for row in rows)  # also numpy's numbers
 
 
-def lines_until(step, path):
-    """The lines of a file, if there is one, of `step` and before; never those of the final test."""
-    kept = []  # without a line that a kill has cut off
-    for line in path.read_text("utf-8").splitlines() if path.exists() else ():
-        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            entry = json.loads(line)
-            final = entry.get("split") == "test" or any(name.startswith("test/") for name in entry)
-            if entry["step"] <= step and not final:
-                kept.append(line)
-    return kept
+def without_times(metrics):
+    """A line of metrics.jsonl as equal runs write it."""
+    return {key: value for key, value in metrics.items() if key.rpartition("/")[2] not in TIMES}
 
 
 @contextlib.contextmanager

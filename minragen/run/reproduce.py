@@ -13,7 +13,7 @@ import sys
 
 from minragen.config import check
 from minragen.look.faults import Parser
-from minragen.run import runs, start
+from minragen.run import log, runs, start
 
 
 def main(argv):
@@ -39,7 +39,7 @@ def read(run):
     path, lines = runs.RUNS / run / "metrics.jsonl", []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         with contextlib.suppress(ValueError, AttributeError, RecursionError):  # a kill may cut one
-            lines.append(runs.without_times(json.loads(line)))
+            lines.append(log.without_times(json.loads(line)))
     return lines
 
 

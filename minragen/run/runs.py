@@ -45,13 +45,6 @@ FREE_ON_RESUME = ("run", "steps", "max_context", "device", "max_rows", "feed_sha
                   "token_budget", "activation_checkpointing", "plain", "log")
 VERSIONS = {"torch": torch.__version__, "transformers": transformers.__version__}
 warn_once = functools.cache(tqdm.write)  # a command may read a config.json several times
-# Metrics that differ between equal runs, also as ENV/waited or first_turn/seconds.
-TIMES = {"seconds", "rollout_seconds", "tokens_per_second", "rollout_idle", "waited", "elapsed"}
-
-
-def without_times(metrics):
-    """A line of metrics.jsonl as equal runs write it."""
-    return {key: value for key, value in metrics.items() if key.rpartition("/")[2] not in TIMES}
 
 
 def run_folder(config, resume):
@@ -273,6 +266,18 @@ def resumed_config(given):
                              f"{getattr(config, name)}.")
     check(config)
     return config
+
+
+def lines_until(step, path):
+    """The lines of a file, if there is one, of `step` and before; never those of the final test."""
+    kept = []  # without a line that a kill has cut off
+    for line in path.read_text("utf-8").splitlines() if path.exists() else ():
+        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            entry = json.loads(line)
+            final = entry.get("split") == "test" or any(name.startswith("test/") for name in entry)
+            if entry["step"] <= step and not final:
+                kept.append(line)
+    return kept
 
 
 def data_files(texts):

@@ -75,3 +75,19 @@ def format_instructions(response_format, max_new_tokens=0):
     lines += [DESCRIPTIONS[part] for part in description_parts(response_format)]
     lines += [f"A reply has at most {max_new_tokens} tokens."] if max_new_tokens else []
     return " ".join(lines)
+
+
+def reply_pattern(form, count=None):
+    """The regular expression of a format, or of its first `count` parts.
+
+    Each part ends where the tags that follow it first occur. In an atomic group, (?>...), no other
+    end is tried if a later part does not match, so a reply full of closing tags costs no more.
+    """
+    parts = [f"(?>(?P<{part}>.*?){end})" for part, end in part_ends(form).items()]
+    return re.compile(re.escape(form.partition("{")[0]) + "".join(parts[:count]), re.DOTALL)
+
+
+def part_ends(form):
+    """{part: regular expression of the tags that end it}, with only blanks between two tags."""
+    _, *rest = re.split(r"{(\w+)}", form)
+    return {part: tags.replace("><", r">\s*<") for part, tags in zip(rest[::2], rest[1::2])}

@@ -27,7 +27,7 @@ from minragen.more.windows import WindowedFrame
 from minragen.rollout import Rules, collect
 from minragen.run import bundled, proof, start
 from minragen.run.load import load_policy
-from minragen.run.runs import without_times
+from minragen.run.log import without_times
 
 SMALL = tempfile.TemporaryDirectory()  # of an untrained policy of two layers
 LOTTERY = dict(model=SMALL.name, warmup_steps=0, num_groups=2, group_size=3, max_new_tokens=6,
