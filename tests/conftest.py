@@ -26,8 +26,7 @@ for folder in (str(TESTS / "environments"), str(TESTS.parent), ""):
 from minragen.config import ALGOS  # noqa: E402  the loop above finds it
 from minragen.envs import REGISTRY  # noqa: E402
 
-# What the contract is about: toys.py shows two of the ten as images, in which the same is true of
-# instances and answers.
+# What the contract is about. toys.py shows two of the ten as images, which changes nothing in SAME.
 ALL = (*sorted(REGISTRY), "toys:Lake", "toys:Room")
 SAME = ("TestSplits", "TestSolver", "TestExample")
 

@@ -114,18 +114,6 @@ train.train(train.Learner(policy, ChatFrame(policy.tokenizer, max_new_tokens=24)
         assert lines[1]["grad_norm"] > 0 and lines[2]["logprob_gap"] < 1e-4
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """What a process says that prints the help and trains, and the two lines after it."""
-    words = [sys.executable, "-c", TestWings.PROGRAM, *BRIEF, "--model", "tiny", "--steps", "1"]
-    done = subprocess.run(words, cwd=tmp_path_factory.mktemp("alone"), text=True,
-                          capture_output=True, check=False,
-                          env=os.environ | {"PYTHONPATH": str(ROOT)})
-    assert done.returncode == 0 and not done.stderr.strip(), done.stderr
-    *told, lines, optional = done.stdout.splitlines()
-    return " ".join(told), int(lines), optional
-
-
 class TestWings:
     PROGRAM = """
 import sys
@@ -148,13 +136,15 @@ print(*{"peft", "matplotlib", "tensorboard", "wandb", "datasets", "reasoning_gym
         "fastapi", "websockets", "trl"} & sys.modules.keys())
 """
 
-    def test_bandits_first_step_loads_at_most_7500_lines_and_help_names_the_rest(self, trained):
-        """Without look/report.py, which comes after the training."""
-        told, lines, _ = trained
-        assert {"gigpo,", "min_p"} <= {*told.split()} and lines <= 7500
-
-    def test_a_plain_run_imports_no_optional_package(self, trained):
-        assert trained[2] == ""
+    def test_bandits_first_step_loads_at_most_7500_lines_and_no_optional_package(self, tmp_path):
+        """Without look/report.py, which comes after the training. The help names the rest."""
+        words = [sys.executable, "-c", self.PROGRAM, *BRIEF, "--model", "tiny", "--steps", "1"]
+        done = subprocess.run(words, cwd=tmp_path, text=True, capture_output=True, check=False,
+                              env=os.environ | {"PYTHONPATH": str(ROOT)})
+        assert done.returncode == 0 and not done.stderr.strip(), done.stderr
+        *told, lines, optional = done.stdout.splitlines()
+        assert {"gigpo,", "min_p"} <= {*" ".join(told).split()}
+        assert int(lines) <= 7500 and optional == ""
 
 
 def make(*words, **environment):

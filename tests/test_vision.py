@@ -352,9 +352,8 @@ class TestQwen:
 @pytest.mark.usefixtures("runs")
 class TestRuns:
     def test_a_killed_run_goes_on_bit_for_bit(self, runs, monkeypatch):
-        options = [*PAINTED, *shlex.split("--algo ppo --kl-coef 0.1 --steps 2 --save-every 1 "
-                                          "--num-groups 2")]
-        assert_resumed_alike(runs, monkeypatch, options)
+        assert_resumed_alike(runs, monkeypatch, [*PAINTED, *shlex.split(
+            "--algo ppo --kl-coef 0.1 --steps 2 --save-every 1 --num-groups 2")])
 
     def test_policy_and_critic_train_their_towers_or_leave_them(self):
         for options, moves in (((), True), (("--lora-rank", "4"), False)):

@@ -149,8 +149,7 @@ class TestObservationDropout:
 
 class TestRandomReward:
     def test_an_episode_pays_by_chance_alone_at_its_end_and_looks_as_without_it(self):
-        plain, env = (begun("frozenlake", layers=layers)
-                      for layers in ((), ["random_reward,probability=0.3"]))
+        plain, env = (begun("frozenlake", layers=x) for x in ((), ["random_reward,probability=.3"]))
         paid = {0: [], 1: []}  # seeds of the random player, of the solver
         for seed in range(400):
             turns, same = (episode(e, seed, 0, seed % 2 and (lambda env: env.solve()[0]))

@@ -35,7 +35,6 @@ SIZES = {"tiny": dict(group_size=16, token_budget=1200, mini_batch=16), "10M": S
 def folder_of(size):
     """A temporary folder with a model of MODELS."""
     folder, policy = tempfile.TemporaryDirectory(), tiny()[0]
-    torch.manual_seed(0)
     model = policy.model if size == "tiny" else LlamaForCausalLM(LlamaConfig(
         **MODELS[size], max_position_embeddings=512, tie_word_embeddings=True))
     model.save_pretrained(folder.name)
