@@ -1,6 +1,7 @@
 """The project as a whole: imports, links, options, an installed wheel."""
 
 import ast
+import dataclasses
 import doctest
 import functools
 import importlib.util
@@ -71,35 +72,28 @@ class TestStructure:
 
 
 class TestGroundFloor:
-    PROGRAM = """
-import dataclasses
-from minragen import train
-from minragen.chat import ChatFrame
-from minragen.config import preset
-from minragen.envs import EnvGroups
-from minragen.models import AdamW, load_policy
-
-config = dataclasses.replace(preset("bandit"), steps=2, num_groups=4, group_size=4)
-policy, callbacks, lines = load_policy(folder), train.Callbacks(), []
-callbacks.write = lines.append
-groups = {split: EnvGroups("bandit", 4, 4, split, {"mixed": True})
-          for split in ("train", "val", "test")}
-train.train(train.Learner(policy, ChatFrame(policy.tokenizer, max_new_tokens=24),
-                          AdamW(policy.model.parameters(), config.lr)), groups, config,
-            callbacks)
-"""
-
-    def in_a_fork(self, **given):
-        """The lines of PROGRAM, for which PyTorch is not imported again: it takes seconds."""
+    def lines_of(self, fork, folder):
+        """What a run of the fork writes. It imports minRAGEN again, and not PyTorch."""
         for name in [name for name in sys.modules if name.partition(".")[0] == "minragen"]:
             del sys.modules[name]
-        sys.path.insert(0, os.getcwd())
-        exec(self.PROGRAM, given)
-        assert given["train"].__file__ == f"{os.getcwd()}/minragen/train.py"
-        return given["lines"]
+        sys.path.insert(0, str(fork))
+        from minragen import train
+        from minragen.chat import ChatFrame
+        from minragen.config import preset
+        from minragen.envs import EnvGroups
+        from minragen.models import AdamW, load_policy
 
-    def test_it_trains_bandit_without_any_wing_and_nine_of_the_environments(
-            self, fork, monkeypatch):
+        assert train.__file__ == f"{fork}/minragen/train.py"
+        config = dataclasses.replace(preset("bandit"), steps=2, num_groups=4, group_size=4)
+        policy, callbacks, lines = load_policy(folder), train.Callbacks(), []
+        callbacks.write = lines.append
+        groups = {split: EnvGroups("bandit", 4, 4, split, {"mixed": True})
+                  for split in ("train", "val", "test")}
+        train.train(train.Learner(policy, ChatFrame(policy.tokenizer, max_new_tokens=24), AdamW(
+            policy.model.parameters(), config.lr)), groups, config, callbacks)
+        return lines
+
+    def test_it_trains_bandit_without_any_wing_and_nine_of_the_environments(self, fork):
         config = preset("bandit")
         folder = bundled.resolve("tiny", functools.partial(env_groups, config), max_new_tokens=24,
                                  steps=config.warmup_steps, say=lambda line: None)
@@ -107,8 +101,7 @@ train.train(train.Learner(policy, ChatFrame(policy.tokenizer, max_new_tokens=24)
             shutil.rmtree(fork / "minragen" / wing)
         for name in REGISTRY.keys() - {"bandit"}:
             (fork / "minragen" / "environments" / f"{name}.py").unlink()
-        monkeypatch.chdir(fork)
-        (lines,) = several(1, lambda: self.in_a_fork(folder=folder))
+        (lines,) = several(1, lambda: self.lines_of(fork, folder))
         assert [line["step"] for line in lines] == [0, 1, 2, 2]
         assert lines[0]["val/success"] > 0 and lines[3]["test/success"] > 0
         assert lines[1]["grad_norm"] > 0 and lines[2]["logprob_gap"] < 1e-4
