@@ -36,9 +36,9 @@ class TestTeacher:
         run("--run whole --steps 2", *options)
         run("--run half --steps 1", *options)
         run("--run a --resume --steps 3")
+        assert metrics(begun)[3]["grad_norm"] > 0  # it is another one by now
         run("--run half --resume --steps 2")
-        one, other = (metrics(runs / name)[2]["kl_ref"] for name in ("whole", "half"))
-        assert one == other
+        assert len({metrics(runs / name)[2]["kl_ref"] for name in ("whole", "half")}) == 1
 
     def test_what_cannot_teach_is_refused_with_a_sentence(self, runs):
         run("--env frozenlake --run lake --steps 1 --num-groups 2 --group-size 2 --val-size 2 "

@@ -309,7 +309,7 @@ class TestQwen:
     @pytest.mark.parametrize("package", [towers.qwen2_5_vl, towers.qwen3_5], indirect=True)
     def test_ten_steps_on_one_batch_lower_the_loss_and_move_each_parameter(self, package, tmp_path):
         """What is saved then is what transformers loads."""
-        config, learner, batch = played(*VISUAL_LAKE, "--model", str(package))
+        config, learner, batch = played(*VISUAL_LAKE, "--model", str(package), "--max-turns", "2")
         model = learner.policy.model
         before = {name: p.clone() for name, p in model.named_parameters()}
         batch, _ = trainer.compute_targets(learner, batch, config)
