@@ -548,7 +548,7 @@ class TestMetrics:
 
     def test_the_documented_keys_are_the_logged_ones(self, runs):
         small = "--group-size 2 --val-size 2 --steps 1"
-        run(f"--env frozenlake --run c --num-groups 8 --echo-coef 0.1 {small}")
+        run(f"--env frozenlake --run c --num-groups 16 --echo-coef 0.1 {small}")
         small += " --num-groups 2 --max-turns 1 --warmup-steps 0 --diagnose-every 0"
         run(f"--env frozenlake --run a {small} --algo ppo --kl-coef 0.1 --kl-reward-coef 0.1 "
             "--overlong 0.5 --gradients-every 1 --response-format grounding_worldmodeling "

@@ -21,14 +21,14 @@ from minragen.trajectory import make_batch
 MODELS = {"tiny": None,  # and random ones of so many parameters
           "10M": dict(vocab_size=8192, hidden_size=256, intermediate_size=1024,
                       num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=2),
-          "40M": dict(vocab_size=32000, hidden_size=512, intermediate_size=2048,
-                      num_hidden_layers=6, num_attention_heads=8, num_key_value_heads=4)}
+          "60M": dict(vocab_size=32000, hidden_size=512, intermediate_size=2048,
+                      num_hidden_layers=12, num_attention_heads=8, num_key_value_heads=4)}
 # Untrained replies are as long as they may be, so these conversations fill their context.
 RUN = dict(env="frozenlake", num_groups=2, val_size=1, max_new_tokens=24,
            max_context=408, warmup_steps=0, filter="none", device="cpu")
 SHORT = dict(num_groups=1, group_size=4, mini_batch=2, token_budget=160)  # one row at a time
 SIZES = {"tiny": dict(group_size=16, token_budget=1200, mini_batch=16), "10M": SHORT,
-         "40M": SHORT | dict(max_new_tokens=45, max_turns=2)}  # which fills its context
+         "60M": SHORT | dict(max_new_tokens=45, max_turns=2)}  # which fills its context
 
 
 @functools.cache
@@ -99,7 +99,7 @@ class TestForecast:
         assert forecast == pytest.approx(peak, rel=0.2)
 
     @pytest.mark.parametrize("size, algo", [
-        ("tiny", "grpo"), ("tiny", "ppo"), ("10M", "ppo"), ("40M", "grpo")])
+        ("tiny", "grpo"), ("tiny", "ppo"), ("10M", "ppo"), ("60M", "grpo")])
     def test_an_update_is_too_and_checkpointing_lowers_both(self, size, algo):
         plain, less = (check_update(size, algo=algo, activation_checkpointing=again)
                        for again in (False, True))
