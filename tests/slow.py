@@ -127,8 +127,8 @@ def draw(log_p, u, config):
     if config.temperature == 0:
         return likeliest_first[0]
     allowed = likeliest_first[:config.top_k or len(p)]
-    nucleus, held = [], 0.0
-    while held < config.top_p * sum(p[v] for v in allowed) and len(nucleus) < len(allowed):
+    nucleus, held, enough = [], 0.0, config.top_p * sum(p[v] for v in allowed)
+    while held < enough and len(nucleus) < len(allowed):
         nucleus.append(allowed[len(nucleus)])
         held += p[nucleus[-1]]
     for v in sorted(nucleus):

@@ -9,9 +9,9 @@ import pytest
 
 from minragen.run import command, start
 
-# A fresh process, which runs each command in a fork, so that Python starts once.
+# A fresh process, which runs each command in a fork, so that Python and minRAGEN start once.
 SEEN = """
-import atexit, json, os, sys
+import atexit, json, os, sys, minragen.run.command
 from minragen.__main__ import main
 for argv in json.loads(sys.argv[1]):
     if os.fork() == 0:

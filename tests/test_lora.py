@@ -142,7 +142,7 @@ class TestRuns:
 
     def test_a_killed_run_goes_on_bit_for_bit(self, runs, monkeypatch):
         options = [*LORA, *shlex.split("--algo ppo --kl-coef 0.1 --steps 2 --save-every 1 --epochs "
-                                       "2 --filter none")]
+                                       "2 --filter none --num-groups 2")]
         assert_resumed_alike(runs, monkeypatch, options)
         stored = torch.load(runs / "stopped" / "checkpoint" / "trainer.pt", weights_only=True)
         assert all(".lora_" in name for name in stored["adapters"])

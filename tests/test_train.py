@@ -4,12 +4,9 @@ import copy
 import dataclasses
 import inspect
 import math
-import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 import zlib
 from collections import Counter
 from pathlib import Path
@@ -316,8 +313,8 @@ class TestPlain:
     # In float64: the rounding of float32 would now and then choose another token, by processor.
     # Adam divides a gradient by its size, and rounding would decide where a weight moves whose
     # gradient is almost 0: by up to lr. With a large eps it moves by less.
-    STEPS = shlex.split("--num-groups 1 --group-size 4 --mini-batch 2 --val-size 1 --filter none "
-                        "--diagnose-every 0 --max-rows 3 --lr 1e-5 --plain")
+    STEPS = shlex.split("--num-groups 1 --group-size 3 --mini-batch 2 --val-size 1 --filter none "
+                        "--diagnose-every 0 --max-rows 2 --lr 1e-5 --plain")
 
     def three_steps(self, env, plain):
         """Which functions run, the trajectories of three steps, and the weights after them."""
@@ -334,7 +331,11 @@ class TestPlain:
                 policy.model.state_dict())
 
     @pytest.mark.parametrize("env", REGISTRY)
-    def test_three_steps_have_the_same_tokens_and_up_to_rounding_the_same_weights(self, env):
+    def test_three_steps_have_the_same_tokens_and_up_to_rounding_the_same_weights(
+            self, env, monkeypatch):
+        folder, real = [], bundled.resolve  # one for both
+        monkeypatch.setattr(bundled, "resolve", lambda *given: (
+            folder or folder.append(real(*given)), folder[0])[1])
         functions, played, weights = self.three_steps(env, "false")
         plain_functions, plain, plain_weights = self.three_steps(env, "true")
         assert functions == (llama.last_hidden, prefix_tree.hidden_before,
@@ -351,18 +352,6 @@ class TestPlain:
 
 
 class TestRuns:
-    def test_a_plain_run_imports_no_optional_package(self, tmp_path):
-        program = (
-            "import sys, minragen.train, minragen.eval\n"
-            f"minragen.train.main({[*BRIEF, '--run', 'a', '--steps', '1', '--model', 'tiny']})\n"
-            "sys.exit(' '.join({'peft', 'matplotlib', 'tensorboard', 'wandb', 'datasets', "
-            "'reasoning_gym', 'openenv', 'fastapi', 'websockets', 'trl'} "
-            "& sys.modules.keys()) or 0)")
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
-                              check=False, cwd=tmp_path,
-                              env=os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)})
-        assert done.stderr.strip() == "" and done.returncode == 0
-
     def test_a_run_leaves_config_metrics_trajectories_a_checkpoint_and_a_report(self, drawn, runs):
         run("--run a --steps 2", *BRIEF)
         finished = runs / "a"

@@ -111,7 +111,7 @@ class TestLayer:
 
 class TestActionNoise:
     def test_it_replaces_that_share_by_each_of_the_others_alike_and_independently(self):
-        env, done = begun("sokoban", layers=["action_noise,probability=0.2"]), []
+        env, done = begun("frozenlake", layers=["action_noise,probability=0.2"]), []
         env.unwrapped._act = lambda action: done.append(action) or Outcome(0.0)
         for seed in range(800):
             episode(env, seed, player=lambda _: "Up || Up")
@@ -143,7 +143,7 @@ class TestActionNoise:
 
 class TestRandomReward:
     def test_an_episode_pays_by_chance_alone_at_its_end_and_looks_as_without_it(self):
-        plain, env = begun("sokoban"), begun("sokoban", layers=["random_reward,probability=0.3"])
+        plain, env = (begun("frozenlake", layers=x) for x in ((), ["random_reward,probability=.3"]))
         paid = {0: [], 1: []}  # seeds of the random player, of the solver
         for seed in range(400):
             turns, same = (episode(e, seed, 0, seed % 2 and (lambda env: env.solve()[0]))
@@ -155,7 +155,7 @@ class TestRandomReward:
             paid[seed % 2].append(last)
         for lasts in paid.values():
             assert binomtest(int(sum(lasts)), len(lasts), 0.3).pvalue > 1e-4
-        assert begun("sokoban", layers=["random_reward"]).system_prompt == plain.system_prompt
+        assert begun("frozenlake", layers=["random_reward"]).system_prompt == plain.system_prompt
 
 
 class TestRuns:

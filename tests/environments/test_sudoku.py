@@ -62,7 +62,7 @@ def falls_to_naked_singles(board):
 
 class TestPuzzles:
     def test_half_of_the_cells_are_blank_and_naked_singles_fill_them(self):
-        for size, count in ((4, 60), (9, 60), (16, 1)):
+        for size, count in ((4, 60), (9, 20), (16, 1)):
             env, empty = Sudoku(size=size), size**2 // 2
             assert empty < env.budget.max_actions <= 2 * empty
             for seed in range(count):

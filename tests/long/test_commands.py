@@ -19,7 +19,7 @@ from lab.figure import ROOT
 
 fork = test_project.fork
 SHORT = ("--steps 1 --num-groups 2 --group-size 2 --val-size 2 --max-new-tokens 12 "
-         "--warmup-steps 0 --save-every 1")
+         "--warmup-steps 0 --save-every 1 --diagnose-every 0")
 OWN = "make leaderboard ALGO=my_algo:preset"  # has a test of its own
 # Prints the files that pytest would collect, and imports none of them.
 FILES = """

@@ -19,7 +19,7 @@ from minragen import train as trainer
 from minragen.run import start
 
 pytestmark = pytest.mark.usefixtures("runs")
-SHORT = shlex.split("--max-context 320 --example false --filter none --lr 1e-3")
+SHORT = shlex.split("--num-groups 2 --max-context 320 --example false --filter none --lr 1e-3")
 
 
 @pytest.fixture

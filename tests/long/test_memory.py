@@ -31,19 +31,23 @@ SIZES = {"tiny": dict(group_size=16, token_budget=1200, mini_batch=16), "10M": S
          "60M": SHORT | dict(max_new_tokens=45, max_turns=2)}  # which fills its context
 
 
+@functools.cache
+def folder_of(size):
+    """A temporary folder with a model of MODELS."""
+    folder, policy = tempfile.TemporaryDirectory(), tiny()[0]
+    model = policy.model if size == "tiny" else LlamaForCausalLM(LlamaConfig(
+        **MODELS[size], max_position_embeddings=512, tie_word_embeddings=True))
+    model.save_pretrained(folder.name)
+    policy.tokenizer.save_pretrained(folder.name)
+    return folder
+
+
 def begun(size, **options):
     """(learner, its groups, its Config) as `train` has them at step 1, with a model of MODELS."""
-    policy = tiny()[0]
-    torch.manual_seed(0)
-    with tempfile.TemporaryDirectory() as folder:
-        model = policy.model if size == "tiny" else LlamaForCausalLM(LlamaConfig(
-            **MODELS[size], max_position_embeddings=512, tie_word_embeddings=True))
-        model.save_pretrained(folder)
-        policy.tokenizer.save_pretrained(folder)
-        options = RUN | SIZES[size] | dict(model=folder) | options
-        config = parsed(*(f"--{name.replace('_', '-')}={x}" for name, x in options.items()))
-        groups = start.build_groups(config)
-        return start.build_learner(config, groups, say=str), groups, config
+    options = RUN | SIZES[size] | dict(model=folder_of(size).name) | options
+    config = parsed(*(f"--{name.replace('_', '-')}={x}" for name, x in options.items()))
+    groups = start.build_groups(config)
+    return start.build_learner(config, groups, say=str), groups, config
 
 
 def allocated(function):
