@@ -4,6 +4,7 @@
     python -m pytest tests/test_algo_contract.py --algo package.module:preset
 """
 
+import json
 import os
 import random
 import shutil
@@ -24,7 +25,7 @@ for folder in (str(TESTS / "environments"), str(TESTS.parent), ""):
         sys.path.insert(0, folder)
 
 from minragen.config import ALGOS  # noqa: E402  the loop above finds it
-from minragen.envs import REGISTRY  # noqa: E402
+from minragen.envs import REGISTRY, make  # noqa: E402
 
 # What the contract is about. toys.py shows two of the ten as images, which changes nothing in SAME.
 ALL = (*sorted(REGISTRY), "toys:Lake", "toys:Room")
@@ -140,6 +141,19 @@ def message(*argv):
     said = str(stop.value)
     assert said.startswith("error: ") and "\n" not in said
     return said
+
+
+def begin(name, seed=0, split="train", budget=None, **options):
+    """An environment at the start of an episode."""
+    env = make(name, split, budget, **options)
+    env.reset(seed=seed)
+    return env
+
+
+def write(path, *records):
+    """Write a file of JSON records. Returns its path as a text."""
+    Path(path).write_text("\n".join(map(json.dumps, records)))
+    return str(path)
 
 
 def pytest_addoption(parser):

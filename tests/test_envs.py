@@ -20,9 +20,9 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from conftest import begin
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from playing import begun
 from toys import replies, tiny
 from walks import FAULTS, Question, Step, Walk
 
@@ -103,7 +103,7 @@ class TestTurns:
         """Bad pieces cost the penalty once; those over a cap or after the end are ignored. No
         episode is both terminated and truncated (in RAGEN, es_manager.py:211, one that falls into a
         hole or has no action left is)."""
-        env, at, executed = begun("walks:Walk", budget=budget), 0, 0
+        env, at, executed = begin("walks:Walk", budget=budget), 0, 0
         for turns_left, said in zip(range(budget.max_turns - 1, -1, -1), turns):
             pieces = [piece.strip().lower() for piece in said if piece.strip()]
             reward, valid, run = 0.0, pieces != [], Counter()
@@ -136,10 +136,10 @@ class TestTurns:
 
     def test_a_success_counts_whatever_follows_it_in_the_turn(self, monkeypatch):
         monkeypatch.setattr(Walk, "_act", lambda env, name: Outcome(0.0, success=name == "Left"))
-        assert begun("walks:Walk").step("Left || Right")[4]["success"] == 1.0
+        assert begin("walks:Walk").step("Left || Right")[4]["success"] == 1.0
 
     def test_without_a_seed_a_reset_goes_on_from_the_last_one(self):
-        one, same = begun("walks:Walk"), begun("walks:Walk")
+        one, same = begin("walks:Walk"), begin("walks:Walk")
         drawn = [one.reset()[0] for _ in range(4)]
         assert drawn == [same.reset()[0] for _ in range(4)] and len({*drawn}) == 4
 
@@ -148,7 +148,7 @@ class TestImages:
     def test_the_image_of_an_observation_has_the_only_mark(self):
         """What data say is told with a blank: `< image>`."""
         seen = set()
-        for env in (begun("walks:Quoting", seed) for seed in range(20)):
+        for env in (begin("walks:Quoting", seed) for seed in range(20)):
             said, *_ = env.step("Right")
             shown = "" if said.image is None else "<image>\n"
             assert f"125\n{shown}Day {env.day}: < image><< image>image>\nTurns" in said
@@ -220,7 +220,7 @@ class TestGroups:
         assert str(results[1]).startswith("TypeError: ")
         assert ": at -1" in results[0][0] and ": at 1" in results[2][0]
         groups.reset(0)  # the object that raised may be in any state
-        assert groups.step([2], replies(["Right"])) == [begun("walks:Step", 2).step("Right")]
+        assert groups.step([2], replies(["Right"])) == [begin("walks:Step", 2).step("Right")]
 
 
 class TestTimeLimit:
@@ -250,7 +250,7 @@ class TestTimeLimit:
         gate.set()
         for thread in late:
             thread.join(timeout=5)
-        assert groups.step([1], replies(["Right"])) == [begun("walks:Step", 50).step("Right")]
+        assert groups.step([1], replies(["Right"])) == [begin("walks:Step", 50).step("Right")]
 
     def test_a_step_or_a_start_that_hangs_in_line_is_interrupted(self, monkeypatch):
         monkeypatch.setattr(limits, "STEP_TIME_LIMIT", 0.1)
@@ -264,7 +264,7 @@ class TestTimeLimit:
         groups.envs[1]._match = groups.envs[2]._reset = hang
         assert [isinstance(x, Failure) for x in groups.reset(0)] == [False, False, True]
         results = groups.step([0, 1], replies(["Right", "Right"]))
-        assert results[0] == begun("walks:Step", 0).step("Right")
+        assert results[0] == begin("walks:Step", 0).step("Right")
         assert str(results[1]) == "TimeoutError: a step took over 0.1 seconds."
         assert time.monotonic() - began < 4
         assert signal.getitimer(signal.ITIMER_REAL)[0] == 0.0
@@ -287,7 +287,7 @@ class TestServerGone:
         groups.reset(0)
         groups.envs[1]._match, groups.envs[1].parallel = match, parallel
         results = groups.step([0, 1], replies(["Right", "Right"]))
-        assert results == [begun("walks:Step", seed).step("Right") for seed in (0, 1)]
+        assert results == [begin("walks:Step", seed).step("Right") for seed in (0, 1)]
         assert pauses == [5, 10] and groups.envs[0].at == 1
         assert capsys.readouterr().out.splitlines() == [
             f"waiting   {pause} s, then trying again: no answer" for pause in pauses]
@@ -458,7 +458,7 @@ class TestThreads:
         groups.reset(0)
         monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError))
         assert groups.step([0, 2], replies(["Right"] * 2)) == [
-            begun("walks:Step", seed).step("Right") for seed in (0, 2)]
+            begin("walks:Step", seed).step("Right") for seed in (0, 2)]
 
 
 class TestContract:

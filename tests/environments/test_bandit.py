@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from playing import begun
+from conftest import begin
 
 from minragen.environments.bandit import Bandit
 from minragen.envs import Budget
@@ -63,6 +63,6 @@ class TestArms:
     def test_hits_and_misses_pay_what_the_options_say_and_the_better_mean_wins(self):
         for low, miss, hit, better in ((0.2, 0.0, 1.0, "risky"), (0.25, 0.0, 1.0, "safe"),
                                        (0.3, 0.1, 1.0, "risky"), (0.3, 0.0, 2.0, "risky")):
-            env = begun("bandit", low_reward=low, high_miss=miss, high_reward=hit)
+            env = begin("bandit", low_reward=low, high_miss=miss, high_reward=hit)
             assert env.solve() == [getattr(env, better)]
         assert set(pulls("risky", high_reward=2.0, high_miss=-1.0)[0]) == {2.0, -1.0}

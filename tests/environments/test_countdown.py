@@ -6,14 +6,14 @@ from fractions import Fraction
 from itertools import combinations, permutations, product
 
 import pytest
-from playing import begun, write
+from conftest import begin, write
 
 from minragen.environments.countdown import Countdown, find_expression, parse_equation
 from minragen.envs import FORMAT_PENALTY, SPLITS, Budget
 
 
 def task(numbers, target, **options):
-    env = begun("countdown", **options)
+    env = begin("countdown", **options)
     env.numbers, env.target = numbers, target
     return env
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from playing import begun, write
+from conftest import begin, write
 
 from minragen.environments import deepcoder, sandbox
 from minragen.environments.deepcoder import all_tasks, program_of, verdict
@@ -36,7 +36,7 @@ def drawn(family, count=400):
 
 
 def start(seed=0, max_turns=1, **options):
-    return begun("deepcoder", seed, budget=Budget(max_turns, 1, max_turns), **options)
+    return begin("deepcoder", seed, budget=Budget(max_turns, 1, max_turns), **options)
 
 
 def answer(env, expression):

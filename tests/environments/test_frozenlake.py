@@ -5,15 +5,15 @@ from itertools import product
 
 import numpy as np
 import pytest
+from conftest import begin
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
-from playing import begun
 
 from minragen.environments.frozenlake import FrozenLake
 
 
 def lake(*rows, **options):
     """The lake of a drawing: P player, G goal, O hole, _ ice."""
-    env, marks = begun("frozenlake", size=len(rows), **options), np.array([*map(list, rows)])
+    env, marks = begin("frozenlake", size=len(rows), **options), np.array([*map(list, rows)])
     env.holes = marks == "O"
     env.goal, = map(tuple, np.argwhere(marks == "G").tolist())
     env.start, = map(tuple, np.argwhere(marks == "P").tolist())

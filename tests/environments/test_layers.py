@@ -5,8 +5,7 @@ from collections import Counter
 from unittest.mock import Mock
 
 import pytest
-from conftest import message, parsed
-from playing import begun
+from conftest import begin, message, parsed
 from scipy.stats import binomtest, chi2_contingency, chisquare
 from test_env_contract import *  # noqa: F403  the classes that it names, for ENV_NAMES
 from test_env_contract import random_player
@@ -59,7 +58,7 @@ class TestLayer:
                 assert plain.instance() == inside.instance()
 
     def test_each_member_and_each_layer_has_luck_of_its_own(self):
-        env = begun("sokoban", layers=(NOISE, NOISE))
+        env = begin("sokoban", layers=(NOISE, NOISE))
         drawn = set()
         for member in range(3):
             env.reset(seed=5, options={"member": member})
@@ -70,7 +69,7 @@ class TestLayer:
         assert len(drawn) == 9
 
     def test_what_it_does_not_write_is_the_environments(self):
-        plain, env = (begun("frozenlake", seed=3, view="image+text", layers=layers)
+        plain, env = (begin("frozenlake", seed=3, view="image+text", layers=layers)
                       for layers in ((), (NOISE, NOISE)))
         assert env.solve() == plain.solve() and env.note() == plain.note()
         assert (env.budget, env.split, env.actions) == (plain.budget, "train", plain.actions)
@@ -80,13 +79,13 @@ class TestLayer:
             _ = env.nothing
 
     def test_the_system_message_tells_what_each_layer_does(self):
-        env = begun("sokoban", layers=("action_noise,probability=0.2", NOISE))
+        env = begin("sokoban", layers=("action_noise,probability=0.2", NOISE))
         assert env.system_prompt.splitlines()[-2:] == [
             f"With probability 0.{p} an action is replaced by another one." for p in (2, 3)]
-        assert begun("lean", layers=[NOISE]).system_prompt.endswith("0.3 an action is lost.")
+        assert begin("lean", layers=[NOISE]).system_prompt.endswith("0.3 an action is lost.")
 
     def test_the_model_sees_what_it_shows(self):
-        env = begun("sokoban", view="image+text", layers=["test_layers:Dark"])
+        env = begin("sokoban", view="image+text", layers=["test_layers:Dark"])
         observation, *_ = env.step("Up")
         assert "Dark." in observation and "Targets" not in observation
         assert not image_of(observation).any()
@@ -111,7 +110,7 @@ class TestLayer:
 
 class TestActionNoise:
     def test_it_replaces_that_share_by_each_of_the_others_alike_and_independently(self):
-        env, done = begun("frozenlake", layers=["action_noise,probability=0.2"]), []
+        env, done = begin("frozenlake", layers=["action_noise,probability=0.2"]), []
         env.unwrapped._act = lambda action: done.append(action) or Outcome(0.0)
         for seed in range(800):
             episode(env, seed, player=lambda _: "Up || Up")
@@ -124,7 +123,7 @@ class TestActionNoise:
 
     @pytest.mark.parametrize("name", ["countdown", "searchqa"])
     def test_where_actions_are_not_just_names_it_is_lost_and_counts(self, name):
-        env = begun(name, layers=["action_noise,probability=1"], **(
+        env = begin(name, layers=["action_noise,probability=1"], **(
             {"hops": 2} if name == "searchqa" else {}))
         before, left = env.render(), env.actions_left
         _, reward, _, _, info = env.step(env.solve()[0])
@@ -132,18 +131,18 @@ class TestActionNoise:
         assert info == {"success": 0.0, "valid": 1.0, "effective": 0.0, "replaced": 1.0}
 
     def test_the_metric_counts_what_was_replaced_and_no_text_that_is_not_an_action(self):
-        env = begun("sokoban", layers=["action_noise,probability=1"])
+        env = begin("sokoban", layers=["action_noise,probability=1"])
         info = env.step("Up || Jump")[4]
         assert (info["replaced"], info["valid"]) == (1.0, 0.0)
-        env = begun("sokoban", layers=["action_noise,probability=0"])
+        env = begin("sokoban", layers=["action_noise,probability=0"])
         assert env.step("Up")[4]["replaced"] == 0.0
         layers = [f"action_noise,probability={p}" for p in (1, 0, 1)]
-        assert begun("sokoban", layers=layers).step("Up")[4]["replaced"] == 2.0
+        assert begin("sokoban", layers=layers).step("Up")[4]["replaced"] == 2.0
 
 
 class TestRandomReward:
     def test_an_episode_pays_by_chance_alone_at_its_end_and_looks_as_without_it(self):
-        plain, env = (begun("frozenlake", layers=x) for x in ((), ["random_reward,probability=.3"]))
+        plain, env = (begin("frozenlake", layers=x) for x in ((), ["random_reward,probability=.3"]))
         paid = {0: [], 1: []}  # seeds of the random player, of the solver
         for seed in range(400):
             turns, same = (episode(e, seed, 0, seed % 2 and (lambda env: env.solve()[0]))
@@ -155,7 +154,7 @@ class TestRandomReward:
             paid[seed % 2].append(last)
         for lasts in paid.values():
             assert binomtest(int(sum(lasts)), len(lasts), 0.3).pvalue > 1e-4
-        assert begun("frozenlake", layers=["random_reward"]).system_prompt == plain.system_prompt
+        assert begin("frozenlake", layers=["random_reward"]).system_prompt == plain.system_prompt
 
 
 class TestRuns:

@@ -10,7 +10,7 @@ from urllib.error import HTTPError
 
 import numpy as np
 import pytest
-from playing import begun, write
+from conftest import begin, write
 
 from minragen.environments import lean, theorems
 from minragen.environments.lean import KiminaLean, Lean, PackagedLean, Verdict
@@ -42,7 +42,7 @@ def packaged():
 
 def playing(theorem=SWAP, **options):
     """An environment whose fresh episode is about this theorem."""
-    env = begun("lean", **options)
+    env = begin("lean", **options)
     env.theorem, env.states = theorem, []
     return env
 

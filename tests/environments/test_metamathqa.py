@@ -14,7 +14,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from playing import begun, write
+from conftest import begin, write
 
 from minragen.environments import data as files
 from minragen.environments import metamathqa
@@ -112,23 +112,23 @@ class TestAnswers:
     def test_each_wrong_answer_halves_what_the_right_one_earns(self):
         """After the last answer the question does not come again."""
         for wrong in range(5):
-            env = begun("metamathqa")
+            env = begin("metamathqa")
             question = env.render()
             for k in range(1, wrong + 1):
                 shown = f"Reward: 0\nWrong answers so far: {k}\n{question}\nTurns left: {5 - k}"
                 assert env.step(str(100_000 + k))[:4] == (shown, 0.0, False, False)
             told, reward = f"Reward: {0.5**wrong:.4g}\nCorrect.", 0.5**wrong
             assert env.step(env.solve()[0])[:4] == (told, reward, True, False)
-        env = begun("metamathqa", budget=Budget(1, 1, 1))
+        env = begin("metamathqa", budget=Budget(1, 1, 1))
         assert env.step("9999")[0] == "Reward: 0\nWrong answers so far: 1"
 
     def test_a_repeated_answer_counts_and_a_text_without_one_value_costs_only_the_penalty(self):
-        env = begun("metamathqa")
+        env = begin("metamathqa")
         right = env.solve()[0]
         for answer in ("98764 bananas or 18", "", f"100000 || {right}", f"{right} || 100000"):
             observation, *result, _ = env.step(answer)
             assert result == [FORMAT_PENALTY, False, False] and "bananas" not in observation
-        env = begun("metamathqa")
+        env = begin("metamathqa")
         steps = [env.step(answer) for answer in ("98765", "98,765.0", "-98765", right)]
         assert [info["effective"] for *_, info in steps] == [1.0, 0.0, 1.0, 1.0]
         assert steps[-1][1] == 0.125

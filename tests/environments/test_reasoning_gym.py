@@ -7,8 +7,8 @@ import shlex
 import sys
 from pathlib import Path
 
+import conftest
 import numpy as np
-import playing
 import pytest
 
 from lab import archive
@@ -26,8 +26,8 @@ EVALUATE = {"binary_matrix", "countdown", "intermediate_integration", "n_queens"
 JUDGE_ONLY = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
 
 
-def begun(name, seed=0, **options):
-    return playing.begun(f"examples.reasoning_gym:{name}", seed, **options)
+def begin(name, seed=0, **options):
+    return conftest.begin(f"examples.reasoning_gym:{name}", seed, **options)
 
 
 class TestContract:
@@ -47,7 +47,7 @@ class TestTasks:
     def test_each_data_set_draws_one_and_its_own_answer_is_a_success(self):
         silent = set()
         for name in sorted(DATA_SETS.keys() - {"composite"}):  # which is made of others
-            env = begun(name, seed=3)
+            env = begin(name, seed=3)
             try:
                 answer = env.solve()[0]
             except NotImplementedError:
@@ -60,23 +60,23 @@ class TestTasks:
 
     @pytest.mark.parametrize("name", ["list_functions", "pool_matrix"])  # they use global noise
     def test_a_seed_gives_one_task_and_the_global_generators_stay(self, name):
-        first = begun(name, seed=5).render()
+        first = begin(name, seed=5).render()
         draw.cache_clear()
         random.seed(1)
         np.random.seed(1)
         before = random.getstate(), np.random.get_state()[1].tolist()
-        assert begun(name, seed=5).render() == first
+        assert begin(name, seed=5).render() == first
         assert (random.getstate(), np.random.get_state()[1].tolist()) == before
 
     def test_options_are_those_of_its_configuration(self):
-        env = begun("chain_sum", min_terms=5, max_terms=5, max_digits=1)
+        env = begin("chain_sum", min_terms=5, max_terms=5, max_digits=1)
         assert len(re.findall(r"\d+", env.render())) == 5
 
 
 class TestScores:
     def test_only_a_score_of_1_is_paid_or_with_partial_what_is_more_than_before(self):
         for partial in (False, True):
-            env = begun("chain_sum", seed=3, budget=Budget(3, 1, 3), partial=partial)
+            env = begin("chain_sum", seed=3, budget=Budget(3, 1, 3), partial=partial)
             replies = [text + env.solve()[0] for text in ("not ", "maybe not ", "")]
             share = len(replies[2]) / len(replies[0])  # which score_answer gives
             assert [env.step(reply)[1] for reply in replies] == pytest.approx(
@@ -86,14 +86,14 @@ class TestScores:
         ("game_of_life_halting", "who knows"), ("puzzle24", "6 * 4 * 1 * 1")])
     def test_two_data_sets_pay_for_other_answers_as_the_page_says(self, name, reply):
         page = Path(__file__).parent.parent.parent / "docs/add-an-environment.md"
-        assert name in page.read_text() and begun(name).step(reply)[1] == 1.0
+        assert name in page.read_text() and begin(name).step(reply)[1] == 1.0
 
     def test_a_task_whose_answer_is_empty_is_not_drawn(self):
-        answers = {begun("ab", seed=seed, length=2).solve()[0] for seed in range(40)}
+        answers = {begin("ab", seed=seed, length=2).solve()[0] for seed in range(40)}
         assert "" not in answers and len(answers) > 4  # A# #A becomes nothing
 
     def test_an_answer_on_which_the_data_set_raises_is_wrong(self):
-        env = begun("prime_factorization")
+        env = begin("prime_factorization")
         assert env.step("?")[1:3] == (0.0, True)
 
 
@@ -102,7 +102,7 @@ class TestEval:
         found = {name for name, (cls, _) in DATA_SETS.items() if re.search(
             r"\b(eval|exec|parse_expr|sympify)\(", inspect.getsource(cls.score_answer))}
         assert found - {"number_sorting"} == EVALUATE  # it evaluates its own answer
-        assert {name for name in EVALUATE if not begun(name).evaluates} == set()
+        assert {name for name in EVALUATE if not begin(name).evaluates} == set()
 
     def test_a_program_in_an_answer_is_not_run_and_a_large_number_not_computed(self, tmp_path):
         touch = f"__import__('pathlib').Path({str(tmp_path / 'it ran')!r}).touch()"
@@ -115,7 +115,7 @@ class TestEval:
         for reply in (own, "C + exp(x)-2*(4*x-7) ** (3/2)", "x**-1 + 12.5", "exp(x) * x ** 12"):
             assert is_harmless(reply, own), reply
         for name in sorted(EVALUATE):
-            env = begun(name)
+            env = begin(name)
             assert env.step(touch)[1] == 0.0
         assert not (tmp_path / "it ran").exists()
 
@@ -123,7 +123,7 @@ class TestEval:
                                                         "binary_matrix", "spiral_matrix"}))
     def test_the_own_answer_in_other_blanks_is_still_right(self, name):
         for seed in range(5):
-            env = begun(name, seed=seed)
+            env = begin(name, seed=seed)
             assert env.step(env.solve()[0].replace("*", " * ").replace(" *  * ", " ** "))[1] == 1.0
 
 

@@ -6,7 +6,7 @@ import pickle
 import zlib
 
 import pytest
-from playing import write
+from conftest import write
 
 from examples import records
 from minragen.environments import deepcoder

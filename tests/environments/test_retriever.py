@@ -14,14 +14,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from playing import begun
+from conftest import begin
 
 from examples.retriever import SearchServer
 from minragen.environments.search import Passage, SearchIndex
 from minragen.environments.searchqa import load_corpus
 
 ROOT = Path(__file__).parents[2]
-started = partial(begun, "searchqa")
+started = partial(begin, "searchqa")
 
 
 @pytest.fixture(scope="module")

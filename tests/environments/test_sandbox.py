@@ -22,7 +22,7 @@ from string import Template
 from types import SimpleNamespace
 
 import pytest
-from playing import begun, write
+from conftest import begin, write
 
 from examples.records import humaneval
 from minragen.environments import deepcoder, sandbox
@@ -232,7 +232,7 @@ def assert_solutions_pass(every, generated):
         got = words(problem.solution, cases, problem.name, TestMonty.POOL)
         assert got == len(cases) * ["passed"], problem.name
     for seed in range(generated):
-        env = begun("deepcoder", seed)
+        env = begin("deepcoder", seed)
         [code], name, cases = env.solve(), env.problem.name, env.problem.hidden
         assert words(code, cases, name, TestMonty.POOL) == len(cases) * ["passed"], code
 

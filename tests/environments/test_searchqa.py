@@ -18,7 +18,7 @@ from unittest.mock import patch
 from urllib.error import HTTPError
 
 import pytest
-from playing import begun, write
+from conftest import begin, write
 
 from minragen.environments import searchqa
 from minragen.environments.limits import ServerGone
@@ -30,7 +30,7 @@ from minragen.look.players import scripted
 ARTICLES = load_corpus("encyclopaedia")
 ROOT = Path(searchqa.__file__).parents[2]
 NOBODY = "http://127.0.0.1:1"  # where no retriever listens
-started = partial(begun, "searchqa")
+started = partial(begin, "searchqa")
 
 
 def questions(count, **options):

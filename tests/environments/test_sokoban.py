@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from playing import begun
+from conftest import begin
 
 from minragen.environments.board import MOVES, moved
 from minragen.environments.sokoban import Sokoban
@@ -23,7 +23,7 @@ def room(*rows, **options):
     def cells(marks):
         return frozenset(cell for cell, mark in enumerate("".join(rows)) if mark in marks)
 
-    env = begun("sokoban", rows=len(rows), cols=len(rows[0]), boxes=len(cells("X√")), **options)
+    env = begin("sokoban", rows=len(rows), cols=len(rows[0]), boxes=len(cells("X√")), **options)
     env.floor, env.targets, env.boxes = cells("_OX√PS"), cells("O√S"), cells("X√")
     [env.player] = cells("PS")
     return env
@@ -31,7 +31,7 @@ def room(*rows, **options):
 
 def drawn(seeds, **options):
     """An environment at one instance after the other, of any split."""
-    env = begun("sokoban", **options)
+    env = begin("sokoban", **options)
     for seed in range(seeds):
         env._reset(np.random.default_rng([seed, 7]))
         yield env

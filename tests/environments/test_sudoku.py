@@ -3,13 +3,13 @@
 from functools import cache, partial
 
 import numpy as np
-from playing import begun
+from conftest import begin
 
 from minragen.environments.sudoku import Sudoku, random_grid
 from minragen.envs import FORMAT_PENALTY, Budget, Outcome
 
 LONG = Budget(40, 2, 80)
-fresh = partial(begun, "sudoku")
+fresh = partial(begin, "sudoku")
 
 
 def puzzle(**options):

@@ -5,7 +5,7 @@ import zlib
 
 import numpy as np
 import pytest
-from playing import write
+from conftest import write
 
 from minragen.environments import webshop
 from minragen.environments.webshop import Goal, Product, draw_goal
