@@ -232,8 +232,7 @@ def roll_out(learner, groups, config, callbacks=QUIET):
     with learner.rollout_context(), callbacks.progress(title) as progress:
         for attempt in range(1 + config.resample):
             first_seed = (TRAIN_SEED + config.seed * TRAIN_SEED_STRIDE
-                          + learner.rounds * config.num_groups)
-            learner.rounds += 1
+                          + (learner.rounds + attempt) * config.num_groups)
             fresh = in_order(learner.world, learner.collect(
                 learner.policy, learner.frame, groups, first_seed, rules_of(config), progress))
             for t in fresh:
@@ -243,6 +242,7 @@ def roll_out(learner, groups, config, callbacks=QUIET):
             # Else another attempt, if `resample` is set.
             if played and informative_groups(played) >= config.num_groups:
                 break
+    learner.rounds += attempt + 1  # not before: if a server is lost, the step is played again
     learner.policy.end_rollout(trajectories)
     return trajectories
 
