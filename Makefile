@@ -50,7 +50,7 @@ report: .venv/ready      ## one page about runs, with figures: RUN=name, or RUN=
 reproduce: .venv/ready   ## train a run again from its config.json, and say where it differs: RUN=name
 	@$(UNPACK) $(PY) -m minragen reproduce $(NAMES)
 
-test: .venv/test .venv/lean        ## run the specification: what minRAGEN promises (six minutes)
+test: .venv/test .venv/lean        ## run the specification: what minRAGEN promises (four minutes)
 	@$(PYTEST) $(if $(findstring tests/,$(ARGS)),,--ignore=tests/long) $(ARGS)
 
 test-all: test           ## and then what takes long by nature: kills, servers, commands of the pages

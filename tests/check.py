@@ -38,10 +38,10 @@ BELOW = {"environments": {"environments"}, "more": {"more"}, "fast": {"fast"},
 # long.
 STORED = {"look/report": {"run.runs"}, "more/api": {"environments.limits", "environments.search"}}
 # What a reader was promised: files, lines at most.
-SIZES = {"the reading list": ("minragen/*.py", 3088), "support/": ("minragen/support/*.py", 650),
+SIZES = {"the reading list": ("minragen/*.py", 3023), "support/": ("minragen/support/*.py", 650),
          "nano.py": ("minragen/nano.py", 200), "rollout.py": ("minragen/rollout.py", 260),
-         "starpo.py": ("minragen/starpo.py", 480), "the package": ("minragen/**/*.py", 14965),
-         "the tests": ("tests/**/*.py", 17436)}
+         "starpo.py": ("minragen/starpo.py", 480), "the package": ("minragen/**/*.py", 14892),
+         "the tests": ("tests/**/*.py", 17422)}
 LONGEST = 480  # lines of a file of the reading list
 OPTIONS = 72
 
