@@ -188,8 +188,8 @@ def control_line():
     before, after = ([f"{row[when][0]:.2f}" for row in rows] for when in ("before", "after"))
     most = max(row["after - before"][1] for row in rows)
     return (f"With random rewards (`smollm2-lean-random`) success in Lean falls from "
-            f"{', '.join(before)} to\n{', '.join(after)}, within the intervals by at least "
-            f"{-most:.2f}.")
+            f"{', '.join(before)} to\n{', '.join(after)}; every interval puts the fall at "
+            f"{-most:.2f} or more.")
 
 
 def pretrained_means():
@@ -262,7 +262,7 @@ def vision_table():
                      of_seeds([run[-1]["test/success"] for run in runs], size),
                      of_seeds(shown, size) if shown else "", minutes(runs)])
     return table(("environment and options", "before RL", "after RL: seeds 0, 1, 2", "test split",
-                  "test split, others' images", "minutes"), rows)
+                  "test split, images of other boards", "minutes"), rows)
 
 
 def warnings_told():
@@ -275,7 +275,7 @@ def warnings_told():
         return " of ".join(str(sum(map(int, numbers))) for numbers in zip(*counts))
 
     return (f"In the runs of commit 3f4b272, {total(2)} drops of a quarter in success "
-            f"(perhaps half chance)\ngot a timely warning, and {total(6, 7)} other runs got a "
+            f"(perhaps half by chance)\ngot a timely warning, and {total(6, 7)} other runs got a "
             "false one.")
 
 
@@ -401,7 +401,7 @@ def mutants_result():
     return (f"The stored run, `lab/results/mutants.json`, is of the trees {trees}.\n"
             f"{tried - len(reasons)} of {tried} mutants were killed, in {sample['minutes']} "
             f"minutes on two cores. Of the others {same} are equivalent, and for\n"
-            f"{len(reasons) - same} there is a test now; the file has the reasons and the tests.")
+            f"{len(reasons) - same} there is a test; the file has the reasons and the tests.")
 
 
 # page -> {name of a block in it: function that makes its text}

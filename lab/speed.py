@@ -153,7 +153,7 @@ class Work:
                 folder, dtype=torch.bfloat16, **NO_CODE).eval(), AutoTokenizer.from_pretrained(
                     folder, **NO_CODE))
         self.policy.model.to(args.device)
-        self.policy = faster(self.policy)
+        self.policy = faster(self.policy, room=self.max_context + args.new_tokens)
         self.frame = frame = ChatFrame(self.policy.tokenizer)
         never_stop(self.policy, frame)
         filling = {}

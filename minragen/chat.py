@@ -48,7 +48,7 @@ class ChatFrame:
         self._ids = lru_cache(REMEMBERED)(
             lambda text: tokenizer(text, add_special_tokens=False)["input_ids"])
         self.template = derive_template(tokenizer, self.prefix)
-        # (env) -> the system message, in which none of its texts begins or ends a turn
+        # (env) -> the system message; no text of the environment begins or ends a turn in it
         self.system_message = partial(
             formats.system_message, response_format=response_format, max_new_tokens=max_new_tokens,
             example=example, plain=self.template.plain)

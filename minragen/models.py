@@ -168,7 +168,7 @@ class Critic(nn.Module):
 
 
 def copy_trainable(module):
-    """A copy of a module without its frozen parameters: deepcopy's memo keeps those as they are."""
+    """A copy that shares its frozen parameters: deepcopy takes what its memo has as it is."""
     return copy.deepcopy(module, {id(p): p for p in module.parameters() if not p.requires_grad})
 
 

@@ -254,7 +254,7 @@ def sample_tokens(logits, u, rules):
         cdf = (kept.exp() * MASS).long().cumsum(dim=-1)
         # floor(u * total), in integers of at most 24 + 38 bits. It is below the total, as u < 1.
         target = ((u * 2**24).long() * cdf[:, -1]) >> 24
-        # right: never a token of mass 0. The clamp: logits may be nan, which `add` refuses.
+        # With `right` no token of mass 0 is drawn. The clamp is for nan, which `add` refuses.
         token = torch.searchsorted(cdf, target[:, None], right=True)[:, 0].clamp(
             max=logits.shape[1] - 1)
     return token, log_p.gather(-1, token[:, None])[:, 0]

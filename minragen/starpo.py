@@ -23,7 +23,7 @@ from torch.nn.functional import pad
 
 LOG_RATIO_LIMIT = 20.0  # |log ratio| is clamped to it before exp, so a freak token cannot be inf
 ZERO = 1e-10  # a reward std that is no larger counts as 0
-# A std is rounding up to this share of its group's largest |x|, an advantage up to this itself.
+# A std counts as rounding up to this share of its group's largest |x|, an advantage up to this.
 ROUNDING = 1e-6
 VALUE_CLIP = 0.5  # how far one update may move a value
 
@@ -52,7 +52,7 @@ def filter_groups(stds, value=0.9, name="top_p"):
 
 
 def top_p(ranked, value, eps=0.01):
-    """The fewest groups with a share of value - eps in the stds' sum (the eps is RAGEN's).
+    """The fewest groups that hold value - eps of the summed stds (eps as in RAGEN).
 
     ranked: (P,) stds, the largest first      returns: (P,) bool
     """
@@ -162,8 +162,11 @@ def kl_estimate(logprobs, ref_logprobs, estimator="k3"):
     all inputs: (B, T) or (N,)      returns: nats, same shape
     """
     d = ref_logprobs - logprobs
-    if estimator != "k3":
-        return {"k1": -d, "k2": 0.5 * d**2}[estimator]
+    if estimator == "k1":
+        return -d
+    if estimator == "k2":
+        return 0.5 * d**2
+    assert estimator == "k3"
     # A large d would outweigh all other tokens. A very negative d needs no clamp: k3 is about -d.
     d = d.clamp(max=LOG_RATIO_LIMIT)
     return torch.expm1(d) - d

@@ -57,7 +57,9 @@ class World:
 class Callbacks:
     """What a run reports, keeps and is asked. This one only prints; run/log.py writes files."""
 
-    say = staticmethod(print)  # a line
+    def say(self, line):
+        """Print a line."""
+        print(line)
 
     def progress(self, title):
         """A context that yields a function: call it with the number of new tokens or rows."""
@@ -68,7 +70,9 @@ class Callbacks:
         filter kept; batch: those rows with their targets, None without rows."""
         return {}
 
-    write = staticmethod(print)  # the metrics of a step
+    def write(self, metrics):
+        """Report a step."""
+        print(metrics)
 
     def episodes(self, step, split, trajectories):
         """Keep some episodes."""
@@ -239,7 +243,7 @@ def roll_out(learner, groups, config, callbacks=QUIET):
                 t.group_id += attempt * config.num_groups
             trajectories += fresh
             played = [t for t in trajectories if not t.error]
-            # Else another attempt, if `resample` is set.
+            # If not, play again, at most `resample` times.
             if played and informative_groups(played) >= config.num_groups:
                 break
     learner.rounds += attempt + 1  # not before: if a server is lost, the step is played again
@@ -418,8 +422,8 @@ def backward(learner, mini, config, progress=lambda rows: None):
 
 def policy_losses(policy, part, config):
     """{term: loss} and {metric: value}: this micro-batch's shares of the mini-batch's."""
-    of_loss = partial(starpo.aggregate, weights=part.loss_weights)
-    of_metric = partial(starpo.aggregate, weights=part.mean_weights)
+    loss_share = partial(starpo.aggregate, weights=part.loss_weights)
+    metric_share = partial(starpo.aggregate, weights=part.mean_weights)
     mask = part.response_mask | part.predicted_mask  # the latter is all False without ECHO
     logprobs, entropy = policy.logprobs(part.tokens, mask, config.temperature)
     inputs = logprobs, part.old_logprobs, part.advantages, config.clip_low, config.clip_high
@@ -428,23 +432,23 @@ def policy_losses(policy, part, config):
     else:
         loss, clipped = starpo.policy_loss(
             *inputs, config.dual_clip, part.response_mask if config.ratio == "sequence" else None)
-    losses = {"task": of_loss(loss)}
+    losses = {"task": loss_share(loss)}
     if config.entropy_coef:
-        losses["entropy"] = -config.entropy_coef * of_loss(entropy)
-    shares = {"policy_loss": losses["task"], "entropy": of_metric(entropy)}
+        losses["entropy"] = -config.entropy_coef * loss_share(entropy)
+    shares = {"policy_loss": losses["task"], "entropy": metric_share(entropy)}
     if config.kl_coef:
         kl = starpo.kl_estimate(logprobs, part.ref_logprobs, config.kl_estimator)
-        losses["kl"] = config.kl_coef * of_loss(kl)
-        shares["kl_ref"] = of_metric(kl)
+        losses["kl"] = config.kl_coef * loss_share(kl)
+        shares["kl_ref"] = metric_share(kl)
     if config.echo_coef:
         shares["echo_loss"] = starpo.aggregate(-logprobs, part.predicted_weights)
         losses["echo"] = config.echo_coef * shares["echo_loss"]
     with torch.no_grad():
         clipped &= part.advantages.abs() > starpo.ROUNDING  # advantage 0: nothing to clip
-        shares |= {"clip_fraction": of_metric(clipped.float()),
+        shares |= {"clip_fraction": metric_share(clipped.float()),
                    # KL(old || now): the tokens are samples of the old policy
-                   "approx_kl": of_metric(starpo.kl_estimate(part.old_logprobs, logprobs)),
-                   "logprob_gap": of_metric((logprobs - part.sample_logprobs).abs())}
+                   "approx_kl": metric_share(starpo.kl_estimate(part.old_logprobs, logprobs)),
+                   "logprob_gap": metric_share((logprobs - part.sample_logprobs).abs())}
     return losses, shares
 
 

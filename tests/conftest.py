@@ -171,6 +171,7 @@ def pytest_generate_tests(metafunc):
     if "env_name" in metafunc.fixturenames:
         metafunc.parametrize("env_name", getattr(metafunc.module, "ENV_NAMES", None)
                              or metafunc.config.getoption("env")
-                             or ALL[:-2 if metafunc.cls.__name__ in SAME else None])
+                             or (ALL if getattr(metafunc.cls, "__name__", "") not in SAME else
+                                 sorted(REGISTRY)))
     if "algo_name" in metafunc.fixturenames:
         metafunc.parametrize("algo_name", metafunc.config.getoption("algo") or [*ALGOS])

@@ -339,6 +339,19 @@ class TestForCUDA:
         faster(policy)
         assert used == [False]
 
+    @pytest.mark.parametrize("name, flash_runs, ahead, stays", [
+        ("Llama", False, True, False), ("Llama", True, True, True), ("GPT-2", True, False, False),
+        ("Llama, dynamic rope", True, False, False)])
+    def test_several_tokens_are_sampled_at_once_where_nothing_else_waits(
+            self, name, flash_runs, ahead, stays, monkeypatch):
+        policy = family(name)
+        monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", bool)
+        monkeypatch.setattr(type(policy), "device", torch.device("cuda"))
+        monkeypatch.setattr(llama, "kernels", lambda decoder: flash_runs)
+        found = faster(policy, room=64)
+        assert (found.sample_replies is not None) == ahead
+        assert (found.regather is not cache.regather) == stays
+
 
 class TestTensorCores:
     """The output layer of fast/head.py. A CPU computes its products in float32."""

@@ -51,7 +51,7 @@ def refusal(call, *arguments, **options):
     "frozenlake": 1643134569, "lean": 1941462330, "metamathqa": 1158541819,
     "searchqa": 3738051267, "sokoban": 2572682743, "sudoku": 734271107,
     "webshop": 1970023985}.items())
-def test_instances_are_those_that_stored_runs_have_played(name, checksum):
+def test_instances_of_the_default_options_stay_the_same(name, checksum):
     texts = [make(name, split).reset(seed=seed)[0] for split in envs.SPLITS for seed in range(8)]
     assert zlib.crc32("\n".join(texts).encode()) == checksum
 

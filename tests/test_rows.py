@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from test_step import assert_equal, configured, real  # noqa: F401  a fixture
 from toys import Faulty, Lottery, tiny
 
-from minragen import rollout
+from minragen import cache, rollout
 from minragen.chat import ChatFrame
 from minragen.envs import EnvGroups
 from minragen.fast import flash, graphs, llama, sampling
@@ -114,11 +114,11 @@ def in_segments(append, *given):
         return append(*given)
 
 
-def looking_ahead(policy, rules):
-    """The policy as on CUDA, with several tokens a look, and slots that stay where they are."""
+def looking_ahead(policy, rules, kept=True):
+    """The policy as on CUDA, with several tokens a look. kept: in slots that stay in place"""
     room = rules.max_context + rules.max_new_tokens
-    return dataclasses.replace(policy, sample_replies=sampling.sample_replies,
-                               regather=partial(sampling.regather, room))
+    regather = partial(sampling.regather, room) if kept else cache.regather
+    return dataclasses.replace(policy, sample_replies=sampling.sample_replies, regather=regather)
 
 
 @pytest.mark.usefixtures("float64")
@@ -128,12 +128,13 @@ class TestTrajectories:
            max_rows=st.integers(1, 14), context=st.sampled_from(["full", "limited", "single_turn"]),
            env=st.sampled_from(["Slow", "SlowAndFaulty", "Lottery"]),
            response_format=st.sampled_from(["free_think", "grounding_worldmodeling"]),
-           max_new_tokens=st.integers(1, 14), room=st.integers(1, 120), append=st.sampled_from([
+           max_new_tokens=st.integers(1, 70), room=st.integers(1, 120), kept=st.booleans(),
+           append=st.sampled_from([
                llama.last_hidden, replayed, partial(in_segments, llama.last_hidden),
                partial(in_segments, replayed)]))
     def test_they_are_the_same_whatever_delays_shares_and_limits(
             self, seed, longest, share, max_rows, context, env, response_format, max_new_tokens,
-            room, append):
+            room, kept, append):
         """Lengths, stops, failures and contexts that fill up are drawn, too."""
         policy, frame = policy_and_frame(context, response_format)
         groups = PatientGroups(f"test_rows:{env}", 4, 3)
@@ -147,8 +148,9 @@ class TestTrajectories:
         expected = rollout.collect(policy, frame, groups, seed, rules)
         policy = dataclasses.replace(policy, last_hidden=append)
         rules = dataclasses.replace(rules, feed_share=share, max_rows=max_rows)
-        for play, player, envs in ((collect, policy, delayed),
-                                   (rollout.collect, looking_ahead(policy, rules), groups)):
+        ahead = looking_ahead(policy, rules, kept)
+        for play, player, envs in ((collect, policy, delayed), (collect, ahead, delayed),
+                                   (rollout.collect, ahead, groups)):
             played = play(player, frame, envs, seed, rules)
             assert said(played) == said(expected)
             assert logprobs(played) == pytest.approx(logprobs(expected), abs=1e-7)
@@ -182,7 +184,11 @@ def test_slots_stay_where_they_are_if_they_take_a_quarter_of_the_gpu_at_most(mon
         total_memory=4000))
     layer = [torch.zeros(3, 2, 64, 5, dtype=torch.bfloat16)] * 2  # 40 bytes a token
     slots = SimpleNamespace(device=torch.device("cuda"), layers={0: layer})
-    assert sampling.stays(slots, 25) and not sampling.stays(slots, 26)
+    assert sampling.small_enough(slots, 25) and not sampling.small_enough(slots, 26)
+    few = cache.KVSlots(tiny()[0].model, 2, 64)
+    for fits, capacity in ((True, 640), (False, 128)):
+        monkeypatch.setattr(sampling, "small_enough", lambda slots, tokens, fits=fits: fits)
+        assert sampling.regather(600, [(few, [1, 0])], 100).capacity == capacity
 
 
 @pytest.mark.parametrize("context, max_rows", [("full", 256), ("full", 4), ("limited", 4)])

@@ -166,11 +166,11 @@ def word_problems():
         t["money"] = set(re.findall(r"\$\{(\w+)\}", t["facts"]))
         t["used"] = sorted(set(re.findall("[a-z]", t["answer"])))
         t["steps"] = len(re.findall("[-+*/]", t["answer"]))
-        t["values"] = {name: choices_of(spec) for name, spec in t["values"].items()}
+        t["values"] = {name: values_of_spec(spec) for name, spec in t["values"].items()}
     return data["names"], data["templates"]
 
 
-def choices_of(spec):
+def values_of_spec(spec):
     """A variable's choices: [low, high, step] is a range, "3 5 7" a list; "= a * b" stays."""
     if isinstance(spec, str):
         return spec if spec.startswith("=") else [Fraction(number) for number in spec.split()]

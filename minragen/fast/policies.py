@@ -19,28 +19,29 @@ def faster(policy, attention="", room=0):
     beginnings that rows share computed once, and on a GPU with decode steps as graphs, several
     tokens sampled at once, and the output layer on tensor cores.
 
-    room: tokens of the longest conversation, for slots whose rows cost what they hold
+    room: the most tokens of a conversation and one reply; slots are made so large where attention
+        reads only a row's own keys
     attention: transformers' implementation for the learner's passes. Empty, or flash attention in
         Llama's family on CUDA: ours
     raises: ValueError if the model cannot use it
     """
     run = llama.last_hidden
     if policy.device.type == "cuda":
-        from minragen.fast import head
-        from minragen.fast.graphs import last_hidden as run
+        from minragen.fast import graphs, head
 
+        run = graphs.last_hidden
         # cuDNN plans each new shape for 50 ms; hardly any repeats.
         torch.backends.cuda.enable_cudnn_sdp(False)
         if head.fits(policy.model):
             policy = replace(policy, output_layer=head.output_layer,
                              token_logprobs=head.token_logprobs)
     ours = type(policy.model.base_model).__name__ in llama.FAMILY
-    if ours and policy.device.type == "cuda":
+    if ours and policy.device.type == "cuda" and not graphs.synchronizes(policy.model):
         from minragen.fast import sampling
 
-        still = room if llama.kernels(policy.model.base_model) else 0  # masks would span the room
-        policy = replace(policy, sample_replies=sampling.sample_replies,
-                         regather=partial(sampling.regather, still) if still else cache.regather)
+        policy = replace(policy, sample_replies=sampling.sample_replies)
+        if room and llama.kernels(policy.model.base_model):  # a mask would be as wide as the room
+            policy = replace(policy, regather=partial(sampling.regather, room))
     ragged = attention.startswith("flash_attention")
     if ragged and policy.model.dtype == torch.float32:
         raise ValueError(f"model {policy.name!r} cannot use attention {attention!r}: it computes "

@@ -1,4 +1,4 @@
-"""Sampling on a GPU that does not wait: the host looks at several tokens at once, and slots stay.
+"""Sampling in which a GPU waits for the host once in AHEAD tokens, in slots that stay in place.
 
 `rollout.sample_replies` reads every token before it launches the next step, and while the host
 reads, the GPU has nothing to do. Here AHEAD steps are launched one after the other, and then their
@@ -22,61 +22,80 @@ import torch
 from minragen import cache, rollout
 
 AHEAD = 8  # tokens of a row between two looks; a stop wastes half as many steps on average
-MOST = 0.25  # of a GPU's memory that slots may take to stay; larger ones grow as they are needed
+SHARE = 0.25  # slots get the whole room at once if they take at most this share of a GPU's memory
 
 
 def sample_replies(policy, frame, slots, logits, noise, rows, rules, progress):
     """`rollout.sample_replies` for a decoder whose slots hold nothing but keys and values."""
-    columns = torch.arange(len(rows), device=policy.device)
-    for block in noise.to(policy.device, non_blocking=True).split(AHEAD):
-        n, sampled = len(columns), []
-        for uniforms in block:
-            tokens, logprobs = rollout.sample_tokens(logits, uniforms[columns], rules)
-            sampled.append(torch.stack([tokens.float(), logprobs]))
-            logits = policy.extend(slots, tokens[:, None], torch.ones_like(tokens))
-        before = [len(row.ids) for row in rows[:n]]
-        for row, ids, logprobs in zip(rows, *torch.stack(sampled, dim=2).tolist()):
-            for token, logprob in zip(ids, logprobs):
-                if row.stop is None:
-                    row.add(int(token), logprob, frame, rules)
-        added = [len(row.ids) - count for row, count in zip(rows, before)]
-        progress(sum(added))
-        # The last id of a reply goes through the model with the next observation.
-        forgotten = torch.tensor([0 if row.stop is None else len(block) - count + 1
-                                  for row, count in zip(rows, added)])
-        slots.bounds[:n] -= forgotten
-        slots.lengths[:n] -= forgotten.to(policy.device, non_blocking=True)
-        live = [i for i in range(n) if rows[i].stop is None]
-        if not live:
-            break
-        if len(live) < n:
-            order = slots.move_to_front(live)  # of all slots; those behind the rows are unused
-            rows[:] = [rows[i] for i in order[:len(rows)]]
-            moved = torch.tensor(order[:len(live)]).to(policy.device, non_blocking=True)
-            columns, logits = columns[moved], logits[moved]
+    noise = noise.to(policy.device, non_blocking=True)
+    while noise.shape[1]:
+        logits = sample_block(policy, frame, slots, logits, noise[:AHEAD], rows, rules, progress)
+        order, live = stopped_behind(slots, rows[:noise.shape[1]])
+        rows[:noise.shape[1]] = [rows[i] for i in order]
+        noise, logits = noise[AHEAD:, live], logits[live]
     for slot, row in enumerate(rows):
         row.slot = slot
 
 
+def sample_block(policy, frame, slots, logits, noise, rows, rules, progress):
+    """Sample a token in each row for every line of noise (k, n), or fewer where a reply stops.
+    Returns the logits (n, V) after the last. logits: (n, V)      rows: the first n are sampled"""
+    sampled, n = [], noise.shape[1]
+    for uniforms in noise:
+        tokens, logprobs = rollout.sample_tokens(logits, uniforms, rules)
+        sampled.append(torch.stack([tokens.float(), logprobs]))
+        logits = policy.extend(slots, tokens[:, None], torch.ones_like(tokens))
+    forgotten, count = [], 0
+    for row, ids, logprobs in zip(rows, *torch.stack(sampled, dim=2).tolist()):
+        before = len(row.ids)
+        for token, logprob in zip(ids, logprobs):
+            if row.stop is None:
+                row.add(int(token), logprob, frame, rules)
+        added = len(row.ids) - before
+        count += added
+        # The last id of a reply goes through the model with the next observation.
+        forgotten.append(0 if row.stop is None else len(ids) - added + 1)
+    progress(count)
+    slots.bounds[:n] -= torch.tensor(forgotten)
+    slots.lengths[:n] -= torch.tensor(forgotten).to(policy.device, non_blocking=True)
+    return logits
+
+
+def stopped_behind(slots, rows):
+    """Swap slots so that those of the rows that go on come first. Returns the old place of each row
+    in the new order, and the old places of the rows that go on, as an index on the device."""
+    live = [i for i, row in enumerate(rows) if row.stop is None]
+    # Of all slots: those behind the rows stay where they are.
+    order = slots.move_to_front(live)[:len(rows)]
+    index = torch.tensor(order[:len(live)], dtype=torch.int64)
+    return order, index.to(slots.device, non_blocking=True)
+
+
 def regather(room, parts, capacity):
-    """`cache.regather` into slots for `room` tokens; slots that have them are changed in place."""
-    (slots, chosen), *others = parts
-    n = len(chosen)
-    if stays(slots, n * room):
+    """`cache.regather` into slots for `room` tokens; slots that are large enough are reordered in
+    place."""
+    parts = [(slots, index) for slots, index in parts if index]
+    slots, n = parts[0][0], sum(len(index) for _, index in parts)
+    if small_enough(slots, n * room):
         capacity = max(capacity, room)
-    if others or n > len(slots.lengths) or capacity > slots.capacity:
+    if n > len(slots.lengths) or capacity > slots.capacity:
         return cache.regather(parts, capacity)
-    filled = int(slots.bounds[chosen].max())
-    slots.bounds[:n] = slots.bounds[chosen]
-    index = torch.tensor(chosen).to(slots.device, non_blocking=True)
-    for x in (slots.lengths, *(x[:, :, :filled] for both in slots.layers.values() for x in both)):
-        x[:n] = x[index]  # the right side is a copy
+    bounds = [part.bounds[index] for part, index in parts]
+    parts = [(part, torch.tensor(index).to(slots.device, non_blocking=True), int(longest.max()))
+             for (part, index), longest in zip(parts, bounds)]
+    slots.bounds[:n] = torch.cat(bounds)
+    slots.lengths[:n] = torch.cat([part.lengths[index] for part, index, _ in parts])
+    for layer, both in slots.layers.items():
+        for i, buffer in enumerate(both):
+            copies = [part.layers[layer][i][:, :, :filled][index] for part, index, filled in parts]
+            for rows, x in zip(buffer[:n].split([*map(len, copies)]), copies):
+                rows[:, :, :x.shape[2]] = x
     return slots
 
 
-def stays(slots, tokens):
-    """Whether slots of so many tokens in all take no more than MOST of the GPU's memory."""
+def small_enough(slots, tokens):
+    """Whether slots of so many tokens in all take no more than SHARE of the GPU's memory."""
     if slots.device.type != "cuda":
         return True
     token = sum(x[0, :, 0].nbytes for both in slots.layers.values() for x in both)
-    return token * tokens <= MOST * torch.cuda.get_device_properties(slots.device).total_memory
+    return token * tokens <= SHARE * torch.cuda.get_device_properties(slots.device).total_memory

@@ -20,7 +20,7 @@ import torch
 from torch.nn.functional import pad
 
 from minragen import rollout
-from minragen.cache import regather
+from minragen.fast import sampling
 from minragen.support.noise import reply_noise
 
 
@@ -43,6 +43,8 @@ class _Scheduler:
     def __init__(self, policy, frame, groups, trajectories, rules, progress):
         self.policy, self.frame, self.groups, self.rules = policy, frame, groups, rules
         self.progress = progress
+        # How many tokens of a row are sampled at once: several on a GPU (sampling.py).
+        self.ahead = sampling.AHEAD if policy.sample_replies else 1
         rows = [rollout.Conversation(t) for t in trajectories]
         self.ready, self.queue = rows[:rules.max_rows], rows[rules.max_rows:]
         self.sampling, self.in_flight = [], {}  # in_flight: env_index -> Conversation
@@ -56,7 +58,7 @@ class _Scheduler:
             # When all episodes are over, none of no rows is ready, which is enough.
             while not self._time_to_feed():
                 if self.sampling:
-                    self._sample_token()
+                    self._sample_token() if self.ahead == 1 else self._sample_ahead()
                     self._take_results(wait=False)
                 else:
                     self._take_results(wait=True)
@@ -86,9 +88,10 @@ class _Scheduler:
         longest = max(len(row.trajectory.tokens) for row in self.sampling + away)
         # `extend` writes padding, too, so the longest row plus the longest new text must fit.
         padded = max((row.cached for row in go_on), default=0) + max(map(len, fresh), default=0)
-        self.slots = regather([(self.slots, [*range(n), *(row.slot for row in go_on)]),
-                               (prefilled, index), (self.slots, [row.slot for row in away])],
-                              max(longest + self.rules.max_new_tokens, padded))
+        self.slots = self.policy.regather(
+            [(self.slots, [*range(n), *(row.slot for row in go_on)]), (prefilled, index),
+             (self.slots, [row.slot for row in away])],
+            max(longest + self.rules.max_new_tokens + self.ahead - 1, padded))
         if go_on:
             logits.append(self.policy.extend_in_chunks(self.slots, fresh, budget, n))
         if begin:
@@ -116,26 +119,32 @@ class _Scheduler:
         self.progress(len(tokens))
         for row, token, logprob in zip(rows, *torch.stack([tokens.float(), logprobs]).tolist()):
             row.add(int(token), logprob, self.frame, self.rules)
-        live = [i for i, row in enumerate(rows) if row.stop is None]
-        if len(live) < len(tokens):
-            order = self.slots.move_to_front(live)
-            rows = [rows[i] for i in order[:len(rows)]]
-            index = torch.tensor(order[:len(live)], dtype=torch.int64).to(
-                self.policy.device, non_blocking=True)
-            self.noise, tokens = self.noise[:, index], tokens[index]
-            self.sampling = rows[:len(live)]
-            self._send_replies(rows[len(live):])
-        if live:
+        tokens = tokens[self._send_stopped()]
+        if self.sampling:
             self.logits = self.policy.extend(self.slots, tokens[:, None], torch.ones_like(tokens))
 
-    def _send_replies(self, stopped):
-        """Give the environments the replies of these rows, whose slots follow those that sample."""
+    def _sample_ahead(self):
+        """Sample the next few tokens of the rows that sample, and feed them to those that go on."""
+        block, self.noise = self.noise[:self.ahead], self.noise[self.ahead:]
+        logits = sampling.sample_block(self.policy, self.frame, self.slots, self.logits, block,
+                                       self.sampling, self.rules, self.progress)
+        self.logits = logits[self._send_stopped()]
+
+    def _send_stopped(self):
+        """Give the environments the replies that have stopped. Their slots follow those of the rows
+        that go on, whose old places are returned, as an index."""
+        if not any(row.stop for row in self.sampling):
+            return slice(None)
+        order, live = sampling.stopped_behind(self.slots, self.sampling)
+        rows = [self.sampling[i] for i in order]
+        self.sampling, self.noise, stopped = rows[:len(live)], self.noise[:, live], rows[len(live):]
         for slot, row in enumerate(stopped, len(self.sampling)):
             row.slot = slot
         rollout.end_replies(self.frame, stopped)
         self.in_flight |= {row.trajectory.env_index: row for row in stopped}
         self.groups.send([row.trajectory.env_index for row in stopped],
                          [row.reply for row in stopped])
+        return live
 
     def _take_results(self, wait):
         """End the turn of each row whose environment has returned."""

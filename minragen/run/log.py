@@ -3,7 +3,8 @@
 Whatever fails or ends the run, what is done is kept: a step that a server leaves is saved, and a
 checkpoint is never ahead of the lines.
 
-Reading order: `Log`, then its helpers in the order in which it calls them.
+Reading order: `Log`, then its helpers in the order in which it calls them; and `without_times`, for
+comparing runs.
 
 Tests: `python -m pytest tests/test_runs.py tests/test_train.py`.
 """

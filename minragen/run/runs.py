@@ -295,7 +295,7 @@ def check_files(config):
         if found.get(name) != content:
             why = "its content differs" if name in found else "there is no such file"
             raise ValueError(f"run {config.run!r}: {name} is {values.get(name)!r}: {why}. Put the "
-                             f"file that it was into its place.")
+                             f"original file back.")
 
 
 def load_config(run):

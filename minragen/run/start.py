@@ -10,8 +10,8 @@ Most of the reading list runs as one reads it. These functions have others in th
                                                      rows exceed max_rows
     cache.last_hidden       fast/llama.py            Llama's family             test_attention.py
                             fast/graphs.py           the same, on CUDA          test_rows.py
-    cache.regather,         fast/sampling.py         the same, on CUDA          test_rows.py
-    rollout.sample_replies
+    rollout.sample_replies  fast/sampling.py         the same, on CUDA          test_rows.py
+    cache.regather          fast/sampling.py         where flash.py runs        test_rows.py
     cache.hidden_before,    fast/prefix_tree.py      Llama's family, without    test_attention.py
     cache.micro_batches                              another --attention
     attention with masks    fast/flash.py            the same, in bfloat16 on   test_attention.py

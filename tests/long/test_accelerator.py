@@ -22,12 +22,14 @@ from minragen import train as trainer
 from minragen.config import preset
 from minragen.envs import EnvGroups
 from minragen.fast import graphs, sampling
+from minragen.fast.policies import faster
 from minragen.look import diagnostics
 from minragen.more.windows import WindowedFrame
 from minragen.rollout import Rules, collect
 from minragen.run import bundled, proof, start
 from minragen.run.load import load_policy
 from minragen.run.log import without_times
+from minragen.trajectory import make_batch
 
 SMALL = tempfile.TemporaryDirectory()  # of an untrained policy of two layers
 LOTTERY = dict(model=SMALL.name, warmup_steps=0, num_groups=2, group_size=3, max_new_tokens=6,
@@ -243,7 +245,8 @@ class TestWaits:
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
     def test_on_a_gpu_too_and_it_replays_graphs(self, monkeypatch):
         policy, frame = small()
-        policy = dataclasses.replace(policy, model=copy.deepcopy(policy.model).to("cuda"))
+        model = copy.deepcopy(policy.model).to("cuda", torch.bfloat16)
+        policy = faster(dataclasses.replace(policy, model=model), room=648)
         groups = EnvGroups("toys:Lottery", 2, 2, budgets=dict(max_turns=3))
         rules = Rules(max_new_tokens=48, max_context=600)
         replays = []
@@ -257,7 +260,10 @@ class TestWaits:
         finally:
             torch.cuda.set_sync_debug_mode("default")
         waited = [w for w in waits if "synchronizing" in str(w.message)]
-        assert 0 < len(waited) <= self.steps_of(played) and replays
+        assert 0 < len(waited) <= self.steps_of(played, sampling.AHEAD) and replays
+        batch = make_batch(played).to("cuda")
+        ours, _ = policy.logprobs(batch.tokens, batch.response_mask)
+        assert (ours - batch.sample_logprobs)[batch.response_mask].abs().mean() < 0.05
 
     def test_no_copy_grows_with_the_vocabulary(self, monkeypatch):
         """The larger vocabulary has ids that are never sampled, so the episodes are the same."""
