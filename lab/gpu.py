@@ -35,7 +35,7 @@ import torch
 
 from lab.environments import table
 from minragen import config as settings
-from minragen import rollout, train
+from minragen import train
 from minragen.cache import KVSlots
 from minragen.fast import graphs, llama
 from minragen.run import bundled, memory, start
@@ -135,7 +135,7 @@ def measure(config):
     device, model = learner.policy.device, learner.policy.model
 
     def play(first_seed):
-        return rollout.collect(learner.policy, learner.frame, groups["train"], first_seed,
+        return learner.collect(learner.policy, learner.frame, groups["train"], first_seed,
                                train.rules_of(config))
 
     def learn(batch):
