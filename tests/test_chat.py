@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from minragen.chat import ChatFrame
 from minragen.config import preset
-from minragen.envs import SPLITS, make
+from minragen.envs import SPLITS, Budget, make
 from minragen.run import start
 from minragen.run.tiny import CHAT_TEMPLATE, tiny_tokenizer
 from minragen.support.formats import FORMATS, description_parts, format_instructions
@@ -101,6 +101,12 @@ class TestTinyTokenizer:
     def test_any_text_round_trips_exactly(self, text):
         policy, frame = tiny()
         assert policy.tokenizer.decode(frame.encode(text)) == text
+
+    @pytest.mark.parametrize("turns", [5, 12])
+    def test_each_number_of_turns_left_is_a_token_and_no_other(self, turns):
+        env = make("lean", budget=Budget(turns, 1, turns), family="logic")
+        words = {f"\u0120{n}" for n in range(1, 21)} & {*tiny_tokenizer([env]).get_vocab()}
+        assert words == {f"\u0120{n}" for n in range(1, turns + 1)}
 
     def test_every_tag_and_relation_of_a_format_is_one_token_each(self):
         for response_format in FORMATS:

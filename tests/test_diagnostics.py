@@ -153,6 +153,14 @@ class TestRetrieval:
 
 
 class TestCollapseMetrics:
+    def test_seconds_are_the_difference_of_two_times_whatever_the_clock_began_with(
+            self, monkeypatch):
+        ticks = iter([1.0, 4.0, 5.0, 15.5])
+        monkeypatch.setattr(diagnostics, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+        monkeypatch.setattr(diagnostics, "score_matrix", lambda *_: torch.randn(4, 4).double())
+        found = collapse_metrics(None, [Pair(i, 0, (i,), (i,)) for i in range(4)], {})
+        assert (found["first_turn/seconds"], found["trajectory/seconds"]) == (3.0, 10.5)
+
     SAID = [(0, " Left"), (0, " Left"), (1, " Left Up goal"), (1, " Down"), (2, " Up Up"),
             (1, " Down")]  # prompts and reasonings repeat
 

@@ -1,5 +1,7 @@
 """nano.py: its gradients are those of train.py, and it trains what it sampled."""
 
+import io
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -113,3 +115,12 @@ def test_a_player_who_leaves_no_multiple_of_4_gets_one(heap):
         if taken < heap:
             assert game.heap == (heap - taken) // 4 * 4
             assert (reward, terminated) == (0.0, game.heap == 0)
+
+
+def test_held_out_success_is_shown_before_the_first_step(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", out := io.TextIOWrapper(io.BytesIO()))
+    monkeypatch.setattr(nano, "held_out_success", lambda *_: 0.5)
+    monkeypatch.setattr(nano, "collect", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        nano.train(SimpleNamespace(model=torch.nn.Linear(1, 1)), None, steps=1)
+    assert b"success 0.500" in out.buffer.getvalue()

@@ -5,6 +5,7 @@ that everybody may read, in the judge's environment and memory, and behind a TCP
 """
 
 import importlib.util
+import io
 import itertools
 import json
 import os
@@ -25,7 +26,7 @@ import pytest
 from conftest import begin, write
 
 from examples.records import humaneval
-from minragen.environments import deepcoder, sandbox
+from minragen.environments import deepcoder, sandbox, sandbox_worker
 from minragen.environments.data import read_records
 from minragen.environments.sandbox import Case, Monty, Namespaces, WorkerPool, judge
 
@@ -333,6 +334,18 @@ class TestComparison:
 
 
 class TestWorkers:
+    def test_for_root_it_is_a_user_that_the_system_has_whatever_the_process_is_called(
+            self, monkeypatch):
+        users, fake = [], dict(getuid=lambda: 0, getpid=lambda: 2**22, chdir=len, setgroups=len)
+        for name in ("setresuid", "setresgid"):
+            fake[name] = lambda *ids: users.append(ids)
+        monkeypatch.setattr(sandbox_worker, "os", SimpleNamespace(**vars(os) | fake))
+        monkeypatch.setattr(sandbox_worker, "open", lambda *_: io.BytesIO(), raising=False)
+        monkeypatch.setattr(sandbox_worker, "call", lambda *_: 1 / 0)  # before the namespaces
+        with pytest.raises(ZeroDivisionError):
+            sandbox_worker.enter_namespaces()
+        assert len(users) == 2 and all(2**16 < n < 2**32 - 1 for ids in users for n in ids)
+
     def test_checks_at_the_same_time_do_not_wait_for_each_other_and_closing_ends_all(self):
         before, slow = processes(OURS), "import time\ndef f(x): time.sleep(.5); return x"
         with started(Namespaces) as pool, ThreadPoolExecutor(4) as threads:
