@@ -61,6 +61,7 @@ class TestErrors:
         for name, said in ((":Walk", "bad env ':Walk': expected package.module:Class"),
                            ("test_envs:Nothing", "the module has no such subclass of TextEnv"),
                            ("test_envs:Budget", "the module has no such subclass of TextEnv"),
+                           ("minragen.environments.board:Board", "is the base of environments"),
                            ("openenv", "package.module:Class or openenv:URL")):
             assert said in refusal(make, name)
 

@@ -413,6 +413,8 @@ class TestDataFile:
             with pytest.raises(SystemExit, match=f"data is '{file}': {said}"):
                 evaluation.main(["--run", "b"])
             assert f"data is '{file}': {said}" in message(*resume)
+            with pytest.raises(ValueError, match=said):
+                reproduce.main(["b"])
         file.write_text(content)
         evaluation.main(["--run", "b", "--size", "2"])
         assert "countdown, split test: 2 episodes" in capsys.readouterr().out

@@ -26,4 +26,6 @@ def find(name):
     found = in_module("env", name, "Class")
     if not (isinstance(found, type) and issubclass(found, TextEnv)):
         raise ValueError(f"env {name!r}: the module has no such subclass of TextEnv.")
+    if found._reset is TextEnv._reset and found.__module__.startswith("minragen."):
+        raise ValueError(f"env {name!r} is the base of environments, not one itself.")
     return found

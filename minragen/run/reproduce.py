@@ -22,8 +22,10 @@ def main(argv):
     parser.add_argument("run", help="a folder under runs/")
     name = parser.parse_args(argv).run
     again = f"{name}-again"
-    config = dataclasses.replace(runs.load_config(name), run=again, log="")
+    stored = runs.load_config(name)
+    runs.check_files(stored)
     runs.refuse_lost_options(name)
+    config = dataclasses.replace(stored, run=again, log="")
     check(config)  # imports a user's algorithm
     if start.run(config) is None:
         sys.exit(130)  # stopped; nothing to compare

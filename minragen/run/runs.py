@@ -334,18 +334,20 @@ def read_config(folder):
     try:
         with (folder / "config.json").open(encoding="utf-8") as file:
             stored = json.loads(file.read(2**16))  # a longer text is no Config
-        dict(stored.pop("data_files", {}))  # for `check_files`
+        if not (isinstance(stored, dict) and isinstance(stored.pop("data_files", {}), dict)):
+            raise TypeError("expected an object of options")
         if not stored.get("kl_coef"):  # no effect, and it used to be k3
             stored["kl_estimator"] = Config.kl_estimator
         if lost := lost_options(stored):
             warn_once(f"warning   {folder}/config.json has options that this version lacks, which "
-                      f"are left out: {', '.join(lost)[:200]}")
+                      f"are left out: {' '.join(', '.join(lost).split())[:200]}")
             stored = {name: value for name, value in stored.items() if name not in lost}
         config = Config(**{k: tuple(v) if isinstance(v, list) else v for k, v in stored.items()})
         for f in dataclasses.fields(config):
             value = getattr(config, f.name)
             texts = value if isinstance(value, tuple) else ()
             if not (isinstance(value, (int, float) if f.type is float else f.type)
+                    and isinstance(value, bool) == (f.type is bool)
                     and all(isinstance(text, str) for text in texts)):
                 raise TypeError(f"{f.name} is {value!r}")
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
@@ -371,8 +373,9 @@ def refuse_lost_options(run):
             raise ValueError(f"run {run!r} had {name}={value!r}, which ended with commit "
                              f"{LAST_WITH_REMOVED}; now {now}. Go on at that commit.")
     if on := [f"{name}={value!r}" for name, value in stored.items() if value]:
-        raise ValueError(f"run {run!r} had {', '.join(on)[:200]}, which this version lacks. "
-                         f"Go on at the commit that made it: {commit_of(folder) or 'not known'}.")
+        raise ValueError(f"run {run!r} had {' '.join(', '.join(on).split())[:200]}, which this "
+                         f"version lacks. Go on at the commit that made it: "
+                         f"{commit_of(folder) or 'not known'}.")
 
 
 # ---- How a file is written -----------------------------------------------------------------------
