@@ -24,7 +24,7 @@ LAST_WITH_REMOVED = "5892899"  # the last commit that has them
 
 def nearest(kind, name, known):
     """The sentence for an unknown name: what was given, the likely meaning, the known names."""
-    likely = difflib.get_close_matches(name.lower(), known, n=1)
+    likely = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
     hint = f": did you mean {likely[0]!r}?" if likely else "."
     shown = known if len(known) <= 10 else difflib.get_close_matches(name.lower(), known, 5, 0)
     more = f" and {len(known) - len(shown)} more" if len(shown) < len(known) else ""
