@@ -251,9 +251,9 @@ class TestBadInput:
             (["--env", "frozenlake,bandit", "--response-format", "grounding",
               "--grounding-reward", "1"], "bandit cannot grade a description"))
 
-    @pytest.mark.parametrize("text", ["[1]", "[]", '{"steps": true}', '{"steps": "a"}',
-                                      '{"env": 5}', "{", "[" * 100_000, '{"data_files": 5}', '{"env_arg": [[1]]}',
-                                      "{" + " " * 10**6 + "}"])
+    @pytest.mark.parametrize("text", [
+        "[1]", "[]", "null", '{"steps": true}', '{"steps": "a"}', '{"env": 5}', "{", "[" * 100_000,
+        '{"data_files": 5}', '{"env_arg": [[1]]}', "{" + " " * 10**6 + "}"])
     def test_a_stored_config_that_cannot_be_read_is_refused_by_name(self, runs, text):
         (runs / "a").mkdir(parents=True)
         (runs / "a" / "config.json").write_text(text)
