@@ -10,8 +10,8 @@ First coverage.py records which tests of `make test` execute which lines, and ho
 Then a mutant is put alone into a copy of the project, and the tests that execute its line run, the
 quickest first. It is killed by the first test that fails, when pytest cannot even collect them, or
 when they take a minute more than twice their usual time. A mutant that they leave alive survives:
-either a test is missing, or the mutant is equivalent (its program does the same), and then
-lab/results/mutants.json has the reason.
+either a test is missing, or the mutant is equivalent (its program does the same).
+lab/results/mutants.json has the test that was added, or the reason.
 
 The plan and each outcome are kept in runs/mutants.jsonl, so an interrupted run goes on where it
 was. All of it takes less than two hours on two cores.

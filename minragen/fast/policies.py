@@ -25,9 +25,10 @@ def faster(policy, attention="", room=0):
         Llama's family on CUDA: ours
     raises: ValueError if the model cannot use it
     """
+    ours = type(policy.model.base_model).__name__ in llama.FAMILY
     run = llama.last_hidden
     if policy.device.type == "cuda":
-        from minragen.fast import graphs, head
+        from minragen.fast import graphs, head, sampling
 
         run = graphs.last_hidden
         # cuDNN plans each new shape for 50 ms; hardly any repeats.
@@ -35,13 +36,10 @@ def faster(policy, attention="", room=0):
         if head.fits(policy.model):
             policy = replace(policy, output_layer=head.output_layer,
                              token_logprobs=head.token_logprobs)
-    ours = type(policy.model.base_model).__name__ in llama.FAMILY
-    if ours and policy.device.type == "cuda" and not graphs.synchronizes(policy.model):
-        from minragen.fast import sampling
-
-        policy = replace(policy, sample_replies=sampling.sample_replies)
-        if room and llama.kernels(policy.model.base_model):  # a mask would be as wide as the room
-            policy = replace(policy, regather=partial(sampling.regather, room))
+        if ours and not graphs.synchronizes(policy.model):
+            policy = replace(policy, sample_replies=sampling.sample_replies)
+            if room and llama.kernels(policy.model.base_model):  # masks would span the room
+                policy = replace(policy, regather=partial(sampling.regather, room))
     ragged = attention.startswith("flash_attention")
     if ragged and policy.model.dtype == torch.float32:
         raise ValueError(f"model {policy.name!r} cannot use attention {attention!r}: it computes "

@@ -56,8 +56,9 @@ def sample_block(policy, frame, slots, logits, noise, rows, rules, progress):
         # The last id of a reply goes through the model with the next observation.
         forgotten.append(0 if row.stop is None else len(ids) - added + 1)
     progress(count)
-    slots.bounds[:n] -= torch.tensor(forgotten)
-    slots.lengths[:n] -= torch.tensor(forgotten).to(policy.device, non_blocking=True)
+    forgotten = torch.tensor(forgotten)
+    slots.bounds[:n] -= forgotten
+    slots.lengths[:n] -= forgotten.to(policy.device, non_blocking=True)
     return logits
 
 
@@ -65,8 +66,7 @@ def stopped_behind(slots, rows):
     """Swap slots so that those of the rows that go on come first. Returns the old place of each row
     in the new order, and the old places of the rows that go on, as an index on the device."""
     live = [i for i, row in enumerate(rows) if row.stop is None]
-    # Of all slots: those behind the rows stay where they are.
-    order = slots.move_to_front(live)[:len(rows)]
+    order = slots.move_to_front(live)[:len(rows)]  # slots behind those of the rows stay
     index = torch.tensor(order[:len(live)], dtype=torch.int64)
     return order, index.to(slots.device, non_blocking=True)
 

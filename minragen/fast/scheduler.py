@@ -45,6 +45,7 @@ class _Scheduler:
         self.progress = progress
         # How many tokens of a row are sampled at once: several on a GPU (sampling.py).
         self.ahead = sampling.AHEAD if policy.sample_replies else 1
+        self.sample = self._sample_token if self.ahead == 1 else self._sample_ahead
         rows = [rollout.Conversation(t) for t in trajectories]
         self.ready, self.queue = rows[:rules.max_rows], rows[rules.max_rows:]
         self.sampling, self.in_flight = [], {}  # in_flight: env_index -> Conversation
@@ -58,7 +59,7 @@ class _Scheduler:
             # When all episodes are over, none of no rows is ready, which is enough.
             while not self._time_to_feed():
                 if self.sampling:
-                    self._sample_token() if self.ahead == 1 else self._sample_ahead()
+                    self.sample()
                     self._take_results(wait=False)
                 else:
                     self._take_results(wait=True)
@@ -86,7 +87,7 @@ class _Scheduler:
             prefilled, index, first_logits = rollout.prefill(
                 self.policy, [row.trajectory.tokens for row in begin], budget)
         longest = max(len(row.trajectory.tokens) for row in self.sampling + away)
-        # `extend` writes padding, too, so the longest row plus the longest new text must fit.
+        # Also padding, which `extend` writes, and tokens behind a reply's stop must fit.
         padded = max((row.cached for row in go_on), default=0) + max(map(len, fresh), default=0)
         self.slots = self.policy.regather(
             [(self.slots, [*range(n), *(row.slot for row in go_on)]), (prefilled, index),
@@ -115,9 +116,10 @@ class _Scheduler:
         """Sample the next token of the rows that sample, and feed it to those that go on. A row
         that stops changes places with a later one, as in `rollout.sample_replies`."""
         tokens, logprobs = rollout.sample_tokens(self.logits, self.noise[0], self.rules)
-        self.noise, rows = self.noise[1:], self.sampling
+        self.noise = self.noise[1:]
         self.progress(len(tokens))
-        for row, token, logprob in zip(rows, *torch.stack([tokens.float(), logprobs]).tolist()):
+        sampled = torch.stack([tokens.float(), logprobs]).tolist()
+        for row, token, logprob in zip(self.sampling, *sampled):
             row.add(int(token), logprob, self.frame, self.rules)
         tokens = tokens[self._send_stopped()]
         if self.sampling:

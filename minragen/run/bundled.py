@@ -120,7 +120,7 @@ def resolve(name, groups_of, response_format="free_think", max_new_tokens=0, ste
         except (OSError, SafetensorError):  # there are none, or they are damaged
             origin = "made now"
             warm_up(policy, frame, groups, steps, lora_rank=lora_rank)
-            if name in TINY_MODELS:  # bundled weights are stored in half precision: the same
+            if name in TINY_MODELS:  # as bundled ones, which are stored in half precision
                 for p in policy.model.parameters():
                     p.data = p.data.half().float()
         try:

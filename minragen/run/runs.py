@@ -291,7 +291,7 @@ def check_files(config):
     """Raise ValueError unless a run's data files have the content with which it was stored."""
     stored = json.loads((RUNS / config.run / "config.json").read_text("utf-8"))
     values, found = parse_options(config.env_arg), data_files(config.env_arg)
-    for name, content in dict(stored.get("data_files", {})).items():
+    for name, content in stored.get("data_files", {}).items():
         if found.get(name) != content:
             why = "its content differs" if name in found else "there is no such file"
             raise ValueError(f"run {config.run!r}: {name} is {values.get(name)!r}: {why}. Put the "
