@@ -45,7 +45,6 @@ class _Scheduler:
         self.progress = progress
         # How many tokens of a row are sampled at once: several on a GPU (sampling.py).
         self.ahead = sampling.AHEAD if policy.sample_replies else 1
-        self.sample = self._sample_token if self.ahead == 1 else self._sample_ahead
         rows = [rollout.Conversation(t) for t in trajectories]
         self.ready, self.queue = rows[:rules.max_rows], rows[rules.max_rows:]
         self.sampling, self.in_flight = [], {}  # in_flight: env_index -> Conversation
@@ -54,12 +53,13 @@ class _Scheduler:
 
     def play(self):
         """Play until no conversation is left."""
+        sample = self._sample_token if self.ahead == 1 else self._sample_ahead
         while self.ready:
             self._feed()
             # When all episodes are over, none of no rows is ready, which is enough.
             while not self._time_to_feed():
                 if self.sampling:
-                    self.sample()
+                    sample()
                     self._take_results(wait=False)
                 else:
                     self._take_results(wait=True)
