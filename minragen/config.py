@@ -78,8 +78,7 @@ class Config:
     example: bool = opt(False, "show the model a reply, on another instance (TextEnv.example)")
     reward: str = opt("environment", "what training pays; success: only 1 for success",
                       ("environment", "success"))
-    grounding_reward: float = opt(0.0, "weight of observation F1 in training (VAGEN: 0.5)")
-    worldmodeling_reward: float = opt(0.0, "weight of prediction F1 in training (VAGEN: 0.5)")
+    description_reward: float = opt(0.0, "weight of the F1 of described states (VAGEN: 0.5)")
     # -- rollout
     num_groups: int = opt(16, "P: prompts (instances) per step", least=1, most=2**16)
     group_size: int = opt(16, "G: trajectories per prompt", least=1, most=2**16)

@@ -242,14 +242,12 @@ class TestBadInput:
             (["--algo", "dapo", "--filter", "top_k"], "replaces groups of reward std"),
             (["--algo", "ppo", "--ratio", "sequence"], "one advantage per row"),
             (["--kl-coef", "1", "--kl-estimator", "k1"], "unknown kl_estimator 'k1'"),
-            (["--reward", "success", "--response-format", "grounding", "--grounding-reward", "1"],
+            (["--reward", "success", "--response-format", "grounding", "--description-reward", "1"],
              "reward success pays for nothing else"),
             (["--algo", "maxrl", "--layer", "random_reward"], "and no layer random_reward"),
-            (["--grounding-reward", "1"], "Use --response-format grounding or grounding_world"),
-            (["--response-format", "grounding", "--worldmodeling-reward", "1"],
-             "Use --response-format worldmodeling or grounding_worldmodeling."),
+            (["--description-reward", "1"], "Use --response-format grounding or worldmodeling or "),
             (["--env", "frozenlake,bandit", "--response-format", "grounding",
-              "--grounding-reward", "1"], "bandit cannot grade a description"))
+              "--description-reward", "1"], "bandit cannot grade a description"))
 
     @pytest.mark.parametrize("text", [
         "[1]", "[]", "null", '{"steps": true}', '{"steps": "a"}', '{"env": 5}', "{", "[" * 100_000,

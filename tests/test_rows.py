@@ -144,7 +144,7 @@ class TestTrajectories:
         draw = random.Random(seed)
         delayed = Delayed(f"test_rows:{env}", 4, 3, delays=iter(
             lambda: draw.randint(0, longest), None))
-        groups.turn = delayed.turn = DescribedTurn(frame.parts, 0.5, 0.25)
+        groups.turn = delayed.turn = DescribedTurn(frame.parts, 0.5)
         expected = rollout.collect(policy, frame, groups, seed, rules)
         policy = dataclasses.replace(policy, last_hidden=append)
         rules = dataclasses.replace(rules, feed_share=share, max_rows=max_rows)

@@ -354,7 +354,7 @@ ELSEWHERE = {
     "plain", "feed_share", "teacher",
     # or belong to other files: environments/test_examples.py, test_layers.py and test_relations.py,
     # test_envs.py and test_vision.py.
-    "example", "layer", "grounding_reward", "worldmodeling_reward",
+    "example", "layer", "description_reward",
     "max_actions_per_turn", "max_actions"}
 
 

@@ -38,8 +38,8 @@ from minragen.trajectory import StopReason, Trajectory, make_batch
 pytestmark = pytest.mark.usefixtures("runs")
 
 # Every field of `Rules` but the temperature differs from its default.
-RULES = shlex.split("--response-format grounding_worldmodeling --grounding-reward 0.5 --seed 5 "
-                    "--worldmodeling-reward 0.25 --top-k 3 --top-p 0.9 --max-rows 7 --window 2 "
+RULES = shlex.split("--response-format grounding_worldmodeling --description-reward 0.5 --seed 5 "
+                    "--top-k 3 --top-p 0.9 --max-rows 7 --window 2 "
                     "--max-new-tokens 9 --max-context 300 --context limited --token-budget 99")
 
 
@@ -231,7 +231,7 @@ class TestRollOut:
         groups = start.build_groups(config)["train"]
         frame = start.frame_of(config, tiny()[0])
         trainer.roll_out(trainer.Learner(tiny()[0], frame, None, collect=calls), groups, config)
-        turn = DescribedTurn(frame.parts, 0.5, 0.25, PatientGroups.turn)
+        turn = DescribedTurn(frame.parts, 0.5, PatientGroups.turn)
         assert calls[0]["groups"] is groups and groups.turn == turn
         assert calls[0]["rules"] == Rules(1.0, 3, 0.9, 9, 300, 7, 1.0, 99, 5)
         assert (frame.context, frame.window) == ("limited", 2)

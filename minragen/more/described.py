@@ -19,8 +19,7 @@ class DescribedTurn:
     """A turn of EnvGroups that also scores the reply's descriptions and pays for them."""
 
     parts: tuple  # of the response format
-    grounding_reward: float = 0.0
-    worldmodeling_reward: float = 0.0
+    weight: float = 0.0  # of each F1 in the reward
     turn: Callable = EnvGroups.turn
 
     def __call__(self, env, reply):
@@ -34,8 +33,7 @@ class DescribedTurn:
         graded = {name: float(f1) * reply.valid for name, f1 in found.items() if f1 is not None}
         if graded:
             info = {**info, **graded, "env_return": reward}
-            reward += bool(info["valid"]) * sum(
-                getattr(self, f"{name}_reward") * f1 for name, f1 in graded.items())
+            reward += bool(info["valid"]) * self.weight * sum(graded.values())
         return observation, reward, terminated, truncated, info
 
 

@@ -54,8 +54,8 @@ def env_groups(config, split, num_groups=None, group_size=1, spec="", share=slic
     if description_parts(config.response_format):
         from minragen.more.described import DescribedTurn
 
-        weights = (config.grounding_reward, config.worldmodeling_reward) if paid else (0.0, 0.0)
-        groups.turn = DescribedTurn(format_parts(config.response_format), *weights, groups.turn)
+        weight = config.description_reward if paid else 0.0
+        groups.turn = DescribedTurn(format_parts(config.response_format), weight, groups.turn)
     if paid and config.reward == "success":
         groups.turn = functools.partial(paid_for_success, groups.turn)
     return groups
@@ -97,18 +97,16 @@ def check_environments(config):
             if not getattr(shown, "state", ""):
                 raise ValueError(f"{option}: {name} shows no state as text. Choose a view with "
                                  f"text; its own reset() and step() must set self.state.")
-    paid_for = {"grounding_reward": "observation", "worldmodeling_reward": "prediction"}
-    for option, part in paid_for.items():
-        if getattr(config, option) == 0:
-            continue
-        if part not in format_parts(config.response_format):
-            fitting = " or ".join(f for f in FORMATS if part in format_parts(f))
-            raise ValueError(f"{option}: the format {config.response_format} has no {part}. "
-                             f"Use --response-format {fitting}.")
+    if config.description_reward:
+        if not description_parts(config.response_format):
+            fitting = " or ".join(f for f in FORMATS if description_parts(f))
+            raise ValueError(f"description_reward: the format {config.response_format} asks for "
+                             f"no description. Use --response-format {fitting}.")
         groups.reset(0)
         for name, env in zip(groups.names, groups.envs):
             if env.score_description("") is None:
-                raise ValueError(f"{option}: {name} cannot grade a description. Leave it 0.")
+                raise ValueError(f"description_reward: {name} cannot grade a description. Leave "
+                                 f"it 0.")
     return groups
 
 

@@ -33,10 +33,10 @@ CONTRADICTIONS = (
      "overlong."),
     (lambda c: c.tis_cap and (c.top_k or c.top_p < 1),
      "tis_cap weights by probabilities before truncation: expected no top_k and no top_p."),
-    (lambda c: c.reward == "success" and (c.grounding_reward or c.worldmodeling_reward
+    (lambda c: c.reward == "success" and (c.description_reward
                                           or "random_reward" in " ".join(c.layer)),
-     "reward success pays for nothing else: expected no grounding_reward, no worldmodeling_reward "
-     "and no layer random_reward."),
+     "reward success pays for nothing else: expected no description_reward and no layer "
+     "random_reward."),
     (lambda c: c.echo_coef and c.context != "full",
      "echo_coef needs the reply before an observation in the same row: got context {context}, "
      "expected full."),

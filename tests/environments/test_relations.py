@@ -104,14 +104,14 @@ class TestStateReward:
     def test_a_description_is_rewarded_if_format_and_action_are_valid(self):
         said = Reply("r", "a", True)
 
-        def rewarded(reply=said, f1=1.0, valid=1.0, weights=(0.5, 0.25)):
+        def rewarded(reply=said, f1=1.0, valid=1.0, weights=(0.5,)):
             env = SimpleNamespace(score_description=lambda text: f1)
             turn = DescribedTurn(self.PARTS, *weights, turn=lambda env, reply: (
                 "", 0.125, False, False, {"valid": valid}))
             return turn(env, reply)[1::3]
 
         right = {"valid": 1.0, "grounding": 1.0, "worldmodeling": 1.0, "env_return": 0.125}
-        assert rewarded() == (0.875, right)
+        assert rewarded() == (1.125, right)
         assert rewarded(valid=0.0) == (0.125, right | {"valid": 0.0})
         assert rewarded(weights=()) == (0.125, right)
         # A malformed reply describes nothing, not even a state without objects.
@@ -122,7 +122,7 @@ class TestStateReward:
         for env, frame in (("frozenlake", tiny()[1]), ("bandit", frame_of(FORMAT))):
             policy, _ = puppet(frame.tokenizer)
             groups = EnvGroups(env, 1, 1)
-            groups.turn = DescribedTurn(frame.parts, 0.5, 0.25)
+            groups.turn = DescribedTurn(frame.parts, 0.5)
             (t,) = collect(policy, frame, groups, 0, self.RULES)
             assert not {"grounding", "worldmodeling", "env_return"} & t.metrics.keys(), env
 
@@ -138,9 +138,9 @@ class TestStateReward:
         start += len(first) + len(frame.next_prompt_ids(
             first[-1], groups.step([0], replies(["Up"]))[0][0]))
         policy.model.script |= dict(enumerate(second, start))
-        groups.turn = DescribedTurn(self.PARTS, 0.5, 0.25)
+        groups.turn = DescribedTurn(self.PARTS, 0.5)
         t = collect(policy, frame, groups, 0, self.RULES)[0]
-        assert t.turn_rewards == [0.75, 1.5]
+        assert t.turn_rewards == [1.0, 1.75]
         metrics = [t.metrics[name] for name in ("grounding", "worldmodeling", "env_return")]
         assert metrics == [0.75, 1.0, 1.0]
         monkeypatch.setattr(groups.envs[0], "_act", None)  # cannot be called
