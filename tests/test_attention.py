@@ -2,6 +2,7 @@
 transformers model."""
 
 import dataclasses
+import functools
 import itertools
 import random
 import shlex
@@ -279,6 +280,56 @@ class TestFlash:
                 faster(policy, "flash_attention_2")
             policy.model.bfloat16()
             assert faster(policy, "flash_attention_2").hidden_before == chosen
+
+
+def assert_compiled_alike(policy, seeds):
+    """Logprobs and gradients of a float64 policy are the same with compiled layers."""
+    weights, results = [*policy.model.double().parameters()], []
+    for wish in ("off", "on"):
+        policies.compile_layers(policy, wish, steps=1)
+        for seed in seeds:
+            tokens, mask, _ = related_rows(seed)
+            logprobs, entropy = policy.logprobs(tokens, mask)
+            loss = (logprobs - entropy).sum()
+            results.append([logprobs, *torch.autograd.grad(loss, weights, retain_graph=True)])
+    assert hasattr(policy.model.base_model.layers[0], "halves")
+    for plain, compiled in zip(results, results[len(seeds):]):
+        for x, y in zip(plain, compiled):
+            torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-9)
+
+
+class TestCompiled:
+    def test_graphs_are_the_same_for_all_layers_and_lengths(self, float64, monkeypatch):
+        """All of torch.compile but its kernels, which tests/long/test_at_length.py has."""
+        aot = functools.partial(torch.compile, backend="aot_eager")
+        monkeypatch.setattr(torch, "compile", aot)
+        counters = torch._dynamo.utils.counters
+        counters.clear()
+        assert_compiled_alike(policy := family("Llama"), range(2))
+        assert counters["stats"]["unique_graphs"] <= 2
+        assert "equal a full pass" in prove(policy, 320)
+
+    def test_auto_is_for_long_runs_on_cuda_and_a_failure_leaves_the_layers_alone(
+            self, monkeypatch, capsys):
+        monkeypatch.setattr(torch, "compile", lambda half, dynamic: half)
+
+        def compiles(wish, name="Llama", steps=100, device="cuda"):
+            policy = family(name)
+            with monkeypatch.context() as patch:
+                patch.setattr(models.Policy, "device", torch.device(device))
+                policies.compile_layers(policy, wish, steps)
+            return hasattr(policy.model.base_model.layers[0], "halves")
+
+        assert compiles("auto") and compiles("on", steps=1, device="cpu")
+        assert not (compiles("off") or compiles("auto", steps=99) or compiles("auto", device="cpu")
+                    or compiles("auto", "GPT-NeoX"))
+        with pytest.raises(ValueError, match="'NAME' is not of Llama's family"):
+            compiles("on", "GPT-NeoX")
+        monkeypatch.setattr(torch, "compile", lambda half, dynamic: lambda *given: 1 / 0)
+        assert not compiles("auto")
+        assert "warning   torch.compile fails: division by zero" in capsys.readouterr().out
+        with pytest.raises(ValueError, match="compile: torch.compile fails: division by zero"):
+            compiles("on")
 
 
 class TestMicroBatches:

@@ -350,8 +350,8 @@ ELSEWHERE = {
     # are compared by other tests of this file,
     "algo", "max_rows", "token_budget", "steps", "lr_final", "attention",
     "activation_checkpointing", "stale", "tis_cap",
-    # by test_train.py, test_rows.py, test_runs.py and test_distil.py,
-    "plain", "feed_share", "teacher",
+    # by test_train.py, test_attention.py, test_rows.py, test_runs.py and test_distil.py,
+    "plain", "compile", "feed_share", "teacher",
     # or belong to other files: environments/test_examples.py, test_layers.py and test_relations.py,
     # test_envs.py and test_vision.py.
     "example", "layer", "description_reward",

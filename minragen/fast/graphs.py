@@ -32,18 +32,16 @@ STEPS = WeakKeyDictionary()
 
 @torch.no_grad()
 def last_hidden(model, slots, tokens, counts, first_row=0):
-    """`llama.last_hidden`; from the second step of one id a row on, as a graph. Then the result is
-    overwritten by the next step."""
+    """`llama.last_hidden`; steps of one id a row are graphs, whose result the next step overwrites.
+    """
     n, q = tokens.shape
     if q > 1 or first_row or slots.device.type not in DEVICES or synchronizes(model):
         return llama.last_hidden(model, slots, tokens, counts, first_row)
-    if slots not in STEPS:
-        STEPS[slots] = []  # what runs for the first time, such as cuBLAS, may not be captured
-        return llama.last_hidden(model, slots, tokens, counts)
-    step = next((step for step in STEPS[slots] if step.rows / 4 < n <= step.rows), None)
+    steps = STEPS.setdefault(slots, [])
+    step = next((step for step in steps if step.rows / 4 < n <= step.rows), None)
     if step is None:
         step = Step(model, slots, n)
-        STEPS[slots].append(step)
+        steps.append(step)
     return step.run(slots, tokens, counts)
 
 
@@ -61,6 +59,7 @@ class Step:
         self.rows = rows
         self.tokens = torch.zeros(rows, 1, dtype=torch.int64, device=slots.device)
         self.counts = torch.zeros_like(self.tokens[:, 0])
+        self._kernels(model, slots)  # what runs the first time, or is compiled, is not captured
         self.replay = captured(lambda: self._kernels(model, slots), slots.device)
 
     def _kernels(self, model, slots):

@@ -83,6 +83,15 @@ def decode(decoder, tokens, positions, attend, wanted=None):
 
 def _layer(layer, number, x, angles, attend, wanted):
     """One decoder layer: (N, D) -> (N, D), or (M, D) of the tokens `wanted`."""
+    project, finish = getattr(layer, "halves", (before_attention, after_attention))
+    if wanted is not None:  # the last layer, which differs
+        project = before_attention
+    x, queries, keys, values = project(layer, x, angles, wanted)
+    return finish(layer, x, attend(number, queries, keys, values, layer.self_attn.scaling))
+
+
+def before_attention(layer, x, angles, wanted=None):
+    """States (N or M, D), queries (N or M, H, d), keys and values (N, K, d) of a layer's input."""
     attention, normed = layer.self_attn, _norm(layer.input_layernorm, x)
     keys, values = _heads(attention, "k", normed), _heads(attention, "v", normed)
     if wanted is None:
@@ -93,8 +102,12 @@ def _layer(layer, number, x, angles, attend, wanted):
         keys = _rotate(keys, *angles)
         x, normed, angles = x[wanted], normed[wanted], [angle[wanted] for angle in angles]
         queries = _rotate(_heads(attention, "q", normed), *angles)
-    seen = attend(number, queries, keys, values, attention.scaling)
-    x = x + attention.o_proj(seen.flatten(1))
+    return x, queries, keys, values
+
+
+def after_attention(layer, x, seen):
+    """A layer's output (N or M, D), with the results of its attention (N or M, H, d)."""
+    x = x + layer.self_attn.o_proj(seen.flatten(1))
     return x + layer.mlp(_norm(layer.post_attention_layernorm, x))
 
 

@@ -13,6 +13,8 @@ from torch.nn.functional import pad
 from minragen import cache
 from minragen.fast import llama, prefix_tree
 
+LONG_RUN = 100  # steps from which on a gain of a fifth outweighs half a minute of compilation
+
 
 def faster(policy, attention="", room=0):
     """The policy with the quickest way to run its model: in Llama's family without padding, with
@@ -54,6 +56,37 @@ def faster(policy, attention="", room=0):
         return replace(policy, last_hidden=run, hidden_before=prefix_tree.hidden_before,
                        micro_batches=prefix_tree.micro_batches)
     return policy
+
+
+def compile_layers(policy, wish, steps):
+    """Let torch.compile fuse what layers of Llama's family compute before and after attention.
+
+    wish: on, off, or auto: on CUDA if there are LONG_RUN training steps, and if it works
+    raises: ValueError if it cannot be turned on
+    """
+    decoder = policy.model.base_model
+    ours = type(decoder).__name__ in llama.FAMILY
+    worth_it = ours and policy.device.type == "cuda" and steps >= LONG_RUN
+    if wish == "off" or wish == "auto" and not worth_it:
+        return
+    if not ours:
+        raise ValueError(f"compile: {policy.name!r} is not of Llama's family.")
+    torch._dynamo.config.recompile_limit = 64  # sampling, learning, one token, a critic, ...
+    torch._functorch.config.donated_buffer = False  # gradients by reward std go back twice
+    halves = [torch.compile(half, dynamic=True)
+              for half in (llama.before_attention, llama.after_attention)]
+    for layer in decoder.layers:
+        layer.halves = halves
+    try:
+        tokens = torch.arange(4, device=decoder.embed_tokens.weight.device)[None]
+        prefix_tree.hidden_before(decoder, tokens, tokens > 0)
+    except Exception as error:  # there may be no C compiler
+        for layer in decoder.layers:
+            del layer.halves
+        said = f"torch.compile fails: {str(error).strip().partition(chr(10))[0]}"
+        if wish == "on":
+            raise ValueError(f"compile: {said}") from error
+        print(f"warning   {said}", flush=True)
 
 
 def set_attention(policy, attention):

@@ -10,6 +10,7 @@ Most of the reading list runs as one reads it. These functions have others in th
                                                      rows exceed max_rows
     cache.last_hidden       fast/llama.py            Llama's family             test_attention.py
                             fast/graphs.py           the same, on CUDA          test_rows.py
+                            torch.compile            the same, 100 steps        test_attention.py
     rollout.sample_replies  fast/sampling.py         the same, on CUDA          test_rows.py
     cache.regather          fast/sampling.py         where flash.py runs        test_rows.py
     cache.hidden_before,    fast/prefix_tree.py      Llama's family, without    test_attention.py
@@ -52,7 +53,7 @@ from minragen import config as settings
 from minragen import rollout, starpo
 from minragen.chat import ChatFrame
 from minragen.envs import SPLITS
-from minragen.fast.policies import faster
+from minragen.fast.policies import compile_layers, faster
 from minragen.look.faults import Console, Failure
 from minragen.models import AdamW, Critic
 from minragen.rollout import first_prompt
@@ -181,6 +182,8 @@ def build_learner(config, groups, checkpoint_of=None, say=print):
               for split, held in groups.items()}
     if policy.image_store:
         policy.image_store.expect(firsts["train"])
+    if not config.plain:
+        compile_layers(policy, config.compile, config.steps)
     say(f"proved    {prove(policy, config.max_context)}")
     check_first_prompts(config, frame, groups, firsts)
     learner = Learner(policy, frame, AdamW(policy.model.parameters(), config.lr),

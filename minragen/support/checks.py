@@ -47,7 +47,7 @@ _CRITIC = (lambda c: estimator_kind(c) == "critic", "an estimator with a critic"
 _FAST = (lambda c: not c.plain, "plain false")
 # option -> (whether it has an effect, what it needs for one)
 NEEDS = {
-    "attention": _FAST, "feed_share": _FAST,
+    "attention": _FAST, "feed_share": _FAST, "compile": _FAST,
     "norm_by_std": (lambda c: c.advantages in ("grpo", "gigpo"), "advantages grpo or gigpo"),
     "dual_clip": (lambda c: c.ratio != "detached", "a ratio that is not detached"),
     "teacher": (lambda c: c.kl_coef > 0 or c.kl_reward_coef > 0, "a kl_coef or kl_reward_coef"),

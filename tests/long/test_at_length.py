@@ -9,9 +9,10 @@ from collections import defaultdict
 
 import pytest
 import test_lean
+from test_attention import assert_compiled_alike
 from test_bundled import fresh, loss_and_checksums
 from test_env_contract import *  # noqa: F403  the classes that it names, for ENV_NAMES
-from test_families import FAMILIES, PAGE, SOME, listed_as, measured
+from test_families import FAMILIES, PAGE, SOME, family, listed_as, measured
 from test_lean import DRAWN, THEOREMS, assert_proofs_hold, assert_the_same_in_every_company
 from test_sandbox import assert_solutions_pass
 
@@ -57,6 +58,10 @@ class TestEveryFamily:
 
     def test_the_page_has_all_of_them_and_no_other(self):
         assert PAGE.endswith(f"\n|---|---|\n{table()}\n"), f"write into the page:\n{table()}"
+
+
+def test_the_kernels_that_torch_compile_makes_compute_what_the_layers_do(float64):
+    assert_compiled_alike(family("Qwen3"), [1, 2])
 
 
 class TestBundledWeights:
