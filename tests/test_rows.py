@@ -117,7 +117,7 @@ def in_segments(append, *given):
 def looking_ahead(policy, rules, kept=True):
     """The policy as on CUDA, with several tokens a look. kept: in slots that stay in place"""
     room = rules.max_context + rules.max_new_tokens
-    regather = partial(sampling.regather, room) if kept else cache.regather
+    regather = partial(sampling.regather, room, []) if kept else cache.regather
     return dataclasses.replace(policy, sample_replies=sampling.sample_replies, regather=regather)
 
 
@@ -161,7 +161,7 @@ class TestTrajectories:
 
 
 def test_looking_ahead_reads_tokens_eight_at_a_time_and_captures_each_size_once(monkeypatch):
-    """The slots of a rollout stay the same, so later turns repeat the graphs of the first."""
+    """The slots stay the same, so later turns and rollouts repeat the graphs of the first."""
     policy, frame = policy_and_frame()
     policy.model.float()
     rules, looks, made = Rules(max_new_tokens=20, max_context=400), [], []
@@ -170,25 +170,27 @@ def test_looking_ahead_reads_tokens_eight_at_a_time_and_captures_each_size_once(
     monkeypatch.setattr(graphs, "Step", lambda *given, step=graphs.Step: (
         made.append(given[1:]), step(*given))[1])
     policy = dataclasses.replace(looking_ahead(policy, rules), last_hidden=replayed)
-    played = rollout.collect(policy, frame, EnvGroups("test_rows:Endless", 6, 3), 0, rules)
+    groups = EnvGroups("test_rows:Endless", 6, 3)
+    played = rollout.collect(policy, frame, groups, 0, rules)
     turns = max(len(t.turns) for t in played)
     longest = [max(t.sequences[0].turn_ids.count(k) for t in played) for k in range(turns)]
     assert looks.count(3) == sum(-(-n // 8) for n in longest) and turns > 2
     sizes = [rows for _, rows in made]  # each at most a quarter of the one before
     assert len({slots for slots, _ in made}) == 1 and sizes[1:]
     assert all(4 * less <= more for more, less in zip(sizes, sizes[1:])), sizes
+    assert said(rollout.collect(policy, frame, groups, 0, rules)) == said(played)
+    assert len(made) == len(sizes)
 
 
-def test_slots_stay_where_they_are_if_they_take_a_quarter_of_the_gpu_at_most(monkeypatch):
+def test_slots_stay_where_they_are_if_they_take_a_small_share_of_the_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(
         total_memory=4000))
-    layer = [torch.zeros(3, 2, 64, 5, dtype=torch.bfloat16)] * 2  # 40 bytes a token
-    slots = SimpleNamespace(device=torch.device("cuda"), layers={0: layer})
-    assert sampling.small_enough(slots, 25) and not sampling.small_enough(slots, 26)
-    few = cache.KVSlots(tiny()[0].model, 2, 64)
-    for fits, capacity in ((True, 640), (False, 128)):
-        monkeypatch.setattr(sampling, "small_enough", lambda slots, tokens, fits=fits: fits)
-        assert sampling.regather(600, [(few, [1, 0])], 100).capacity == capacity
+    assert sampling.share_of_memory(torch.device("cuda"), 1000) == 0.25
+    for share, capacity, stays in ((0.0, 640, True), (0.25, 640, False), (0.26, 128, False)):
+        monkeypatch.setattr(sampling, "share_of_memory", lambda *given, share=share: share)
+        slots, kept = cache.KVSlots(tiny()[0].model, 2, 64), []
+        assert sampling.regather(600, kept, [(slots, [1, 0])], 100).capacity == capacity
+        assert bool(kept) == stays
 
 
 @pytest.mark.parametrize("context, max_rows", [("full", 256), ("full", 4), ("limited", 4)])

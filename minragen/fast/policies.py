@@ -41,7 +41,7 @@ def faster(policy, attention="", room=0):
         if ours and not graphs.synchronizes(policy.model):
             policy = replace(policy, sample_replies=sampling.sample_replies)
             if room and llama.kernels(policy.model.base_model):  # masks would span the room
-                policy = replace(policy, regather=partial(sampling.regather, room))
+                policy = replace(policy, regather=partial(sampling.regather, room, []))
     ragged = attention.startswith("flash_attention")
     if ragged and policy.model.dtype == torch.float32:
         raise ValueError(f"model {policy.name!r} cannot use attention {attention!r}: it computes "

@@ -11,18 +11,22 @@ dropped, and its slot forgets the keys (AHEAD = 4, X stops a reply):
 
 A row's noise belongs to its positions, so the replies are the same.
 
-Between turns, `regather` moves rows within their buffers in place of making others: graphs.py
-repeats kernels on fixed addresses, so what it captured in one turn serves the next ones, too.
+Between turns, `regather` moves rows within their buffers in place of making others, and the next
+rollout takes the same buffers: graphs.py repeats kernels on fixed addresses, so what it captured in
+one turn serves all that follow.
 
 Tests: `python -m pytest tests/test_rows.py`.
 """
 
 import torch
+from torch.nn.functional import pad
 
 from minragen import cache, rollout
 
 AHEAD = 8  # tokens of a row between two looks; a stop wastes half as many steps on average
-SHARE = 0.25  # slots get the whole room at once if they take at most this share of a GPU's memory
+# Slots that take at most this share of a GPU's memory get the whole room at once, and stay in place
+# within a rollout; and from one rollout to the next.
+IN_PLACE, KEPT = 1 / 4, 1 / 16
 
 
 def sample_replies(policy, frame, slots, logits, noise, rows, rules, progress):
@@ -71,31 +75,39 @@ def stopped_behind(slots, rows):
     return order, index.to(slots.device, non_blocking=True)
 
 
-def regather(room, parts, capacity):
+def regather(room, kept, parts, capacity):
     """`cache.regather` into slots for `room` tokens; slots that are large enough are reordered in
-    place."""
+    place, or are those of the rollout before.
+
+    kept: [those KVSlots], or [] if they took too much of the memory that the update needs
+    """
     parts = [(slots, index) for slots, index in parts if index]
     slots, n = parts[0][0], sum(len(index) for _, index in parts)
-    if small_enough(slots, n * room):
+    token = sum(x[0, :, 0].nbytes for both in slots.layers.values() for x in both)
+    if share_of_memory(slots.device, n * room * token) <= IN_PLACE:
         capacity = max(capacity, room)
-    if n > len(slots.lengths) or capacity > slots.capacity:
-        return cache.regather(parts, capacity)
-    bounds = [part.bounds[index] for part, index in parts]
-    parts = [(part, torch.tensor(index).to(slots.device, non_blocking=True), int(longest.max()))
+    fitting = [x for x in (slots, *kept) if n <= len(x.lengths) and capacity <= x.capacity]
+    if not fitting:
+        made = cache.regather(parts, capacity)
+        size = n * made.capacity * token
+        kept[:] = [made] if share_of_memory(made.device, size) <= KEPT else []
+        return made
+    made, bounds = fitting[0], [part.bounds[index] for part, index in parts]
+    behind = (0, len(made.bounds) - n)
+    parts = [(part, torch.tensor(index).to(made.device, non_blocking=True), int(longest.max()))
              for (part, index), longest in zip(parts, bounds)]
-    slots.bounds[:n] = torch.cat(bounds)
-    slots.lengths[:n] = torch.cat([part.lengths[index] for part, index, _ in parts])
-    for layer, both in slots.layers.items():
+    made.bounds[:] = pad(torch.cat(bounds), behind)
+    made.lengths[:] = pad(torch.cat([part.lengths[index] for part, index, _ in parts]), behind)
+    for layer, both in made.layers.items():
         for i, buffer in enumerate(both):
             copies = [part.layers[layer][i][:, :, :filled][index] for part, index, filled in parts]
             for rows, x in zip(buffer[:n].split([*map(len, copies)]), copies):
                 rows[:, :, :x.shape[2]] = x
-    return slots
+    return made
 
 
-def small_enough(slots, tokens):
-    """Whether slots of so many tokens in all take no more than SHARE of the GPU's memory."""
-    if slots.device.type != "cuda":
-        return True
-    token = sum(x[0, :, 0].nbytes for both in slots.layers.values() for x in both)
-    return token * tokens <= SHARE * torch.cuda.get_device_properties(slots.device).total_memory
+def share_of_memory(device, size):
+    """The share of a GPU's memory that `size` bytes are; 0 on a CPU."""
+    if device.type != "cuda":
+        return 0.0
+    return size / torch.cuda.get_device_properties(device).total_memory

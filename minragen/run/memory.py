@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from minragen.cache import rounded_up
+from minragen.fast.sampling import KEPT, share_of_memory
 from minragen.models import LOGIT_BUDGET
 from minragen.run.groups import env_groups, most_turns
 from minragen.run.load import STATES, layer_kinds
@@ -75,12 +76,16 @@ def phases(learner, config, frozen=False):
     parameters = {id(p): p for m in models for p in m.parameters()}.values()  # LoRA shares some
     trained = [p for p in parameters if p.requires_grad and not frozen]
     n = _sizes(learner.policy, config, learner.world.size)
+    rollout, kept = _rollout(n, config), {}
+    if (isinstance(learner.policy.regather, partial)  # of fast/sampling.py
+            and share_of_memory(learner.policy.device, rollout["KV slots"]) <= KEPT):
+        kept = {"KV slots": rollout.pop("KV slots")}
     return {"always": {"weights": sum(p.nbytes for p in parameters),
                        "masters": sum(4 * p.numel() for p in trained if p.itemsize < 4),
                        "Adam": sum(8 * p.numel() for p in trained),
                        "older weights": config.stale and (config.stale + 1) * sum(
-                           p.nbytes for p in trained)},
-            "rollout": _rollout(n, config), "update": _update(n, config, trained)}
+                           p.nbytes for p in trained)} | kept,
+            "rollout": rollout, "update": _update(n, config, trained)}
 
 
 def _sizes(policy, config, processes):

@@ -231,7 +231,7 @@ class TestWaits:
         policy, frame = small()
         if ahead > 1:
             policy = dataclasses.replace(policy, sample_replies=sampling.sample_replies,
-                                         regather=functools.partial(sampling.regather, 648))
+                                         regather=functools.partial(sampling.regather, 648, []))
         if context == "limited":
             frame = WindowedFrame(policy.tokenizer, context=context, window=1)
         groups = EnvGroups("toys:Lottery", 2, 2, budgets=dict(max_turns=3))
