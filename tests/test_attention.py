@@ -326,10 +326,8 @@ class TestCompiled:
         with pytest.raises(ValueError, match="'NAME' is not of Llama's family"):
             compiles("on", "GPT-NeoX")
         monkeypatch.setattr(torch, "compile", lambda half, dynamic: lambda *given: 1 / 0)
-        assert not compiles("auto")
+        assert not compiles("on")
         assert "warning   torch.compile fails: division by zero" in capsys.readouterr().out
-        with pytest.raises(ValueError, match="compile: torch.compile fails: division by zero"):
-            compiles("on")
 
 
 class TestMicroBatches:

@@ -13,7 +13,7 @@ from conftest import message
 
 from lab import pictures
 from minragen.config import from_options
-from minragen.fast import head
+from minragen.fast import head, sampling
 from minragen.models import Critic, Policy
 from minragen.run import memory, start
 from minragen.train import World
@@ -66,6 +66,13 @@ class TestParts:
         assert many == 4 * few
         monkeypatch.setattr(World, "size", 2)
         assert slots(num_groups=2, group_size=2, val_size=16) == many / 2
+
+
+    def test_slots_that_stay_on_a_gpu_are_always_held(self):
+        policy = Policy("x", large("Qwen2.5-0.5B"), None, regather=sampling.regather)
+        learner = SimpleNamespace(policy=policy, reference=None, critic=None, world=World())
+        found = memory.phases(learner, from_options(dict(env="frozenlake", model="hub/x")))
+        assert found["always"]["KV slots"] > 0 and "KV slots" not in found["rollout"]
 
 
 class TestLine:

@@ -103,7 +103,7 @@ def policy_and_frame(context="full", response_format="free_think"):
 
 def replayed(*given):
     """`graphs.last_hidden` on a CPU, where a captured function is called again instead."""
-    with mock.patch.multiple(graphs, DEVICES={"cpu"}, captured=lambda function, device: function):
+    with mock.patch.multiple(graphs, DEVICES={"cpu"}, Graph=lambda function, device: function):
         return graphs.last_hidden(*given)
 
 
@@ -185,9 +185,10 @@ def test_looking_ahead_reads_tokens_eight_at_a_time_and_captures_each_size_once(
 def test_slots_stay_where_they_are_if_they_take_a_small_share_of_the_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(
         total_memory=4000))
-    assert sampling.share_of_memory(torch.device("cuda"), 1000) == 0.25
-    for share, capacity, stays in ((0.0, 640, True), (0.25, 640, False), (0.26, 128, False)):
-        monkeypatch.setattr(sampling, "share_of_memory", lambda *given, share=share: share)
+    assert sampling.may_stay(torch.device("cuda"), 500)
+    assert not sampling.may_stay(torch.device("cuda"), 501)
+    for stays, capacity in ((True, 640), (False, 128)):
+        monkeypatch.setattr(sampling, "may_stay", lambda *given, stays=stays: stays)
         slots, kept = cache.KVSlots(tiny()[0].model, 2, 64), []
         assert sampling.regather(600, kept, [(slots, [1, 0])], 100).capacity == capacity
         assert bool(kept) == stays

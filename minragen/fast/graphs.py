@@ -17,7 +17,6 @@ the row's end, where no query sees it. run/proof.py compares graphs, too, with a
 Tests: `python -m pytest tests/test_rows.py`, and on a GPU tests/long/test_accelerator.py.
 """
 
-from contextlib import suppress
 from functools import cache
 from weakref import WeakKeyDictionary
 
@@ -32,8 +31,7 @@ STEPS = WeakKeyDictionary()
 
 @torch.no_grad()
 def last_hidden(model, slots, tokens, counts, first_row=0):
-    """`llama.last_hidden`; steps of one id a row are graphs, whose result the next step overwrites.
-    """
+    """`llama.last_hidden`; a step of one id a row is a graph: the next overwrites its result."""
     n, q = tokens.shape
     if q > 1 or first_row or slots.device.type not in DEVICES or synchronizes(model):
         return llama.last_hidden(model, slots, tokens, counts, first_row)
@@ -60,15 +58,14 @@ class Step:
         self.tokens = torch.zeros(rows, 1, dtype=torch.int64, device=slots.device)
         self.counts = torch.zeros_like(self.tokens[:, 0])
         self._kernels(model, slots)  # what runs the first time, or is compiled, is not captured
-        self.replay = captured(lambda: self._kernels(model, slots), slots.device)
+        self.replay = Graph(lambda: self._kernels(model, slots), slots.device)
 
     def _kernels(self, model, slots):
         """What is captured: all positions of the slots are attended to."""
         bounds, slots.bounds = slots.bounds, torch.full_like(slots.bounds, slots.capacity)
-        try:
-            return llama.last_hidden(model, slots, self.tokens, self.counts)
-        finally:
-            slots.bounds = bounds
+        hidden = llama.last_hidden(model, slots, self.tokens, self.counts)
+        slots.bounds = bounds
+        return hidden
 
     def run(self, slots, tokens, counts):
         """Append counts[i] ids, 0 or 1, to slot i. Returns the last hidden states (n, D)."""
@@ -80,20 +77,17 @@ class Step:
 
 class Graph:
     """The kernels of function(), recorded. A call runs them again; its result is overwritten by the
-    next one."""
+    next call. All graphs but the first share its memory: a replay may overwrite the results of
+    others, of which none is needed any more."""
 
-    def __init__(self, function, device, pool=None):
+    def __init__(self, function, device, first=False):
+        pool = None if first else first_graph(device).graph.pool()
         self.graph, stream = torch.cuda.CUDAGraph(), capture_stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             # Not `torch.cuda.graph`, which first empties the allocator's cache.
             self.graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-            try:
-                self.result = function()
-            except BaseException:
-                with suppress(RuntimeError):  # it only says that the capture failed
-                    self.graph.capture_end()
-                raise
+            self.result = function()
             self.graph.capture_end()
         torch.cuda.current_stream(device).wait_stream(stream)
 
@@ -102,16 +96,10 @@ class Graph:
         return self.result
 
 
-def captured(function, device):
-    """A Graph in the memory of the first one: a replay may overwrite the results of others, of
-    which none is needed any more."""
-    return Graph(function, device, first_graph(device).graph.pool())
-
-
 @cache
 def first_graph(device):
     """It stays, and so does the memory that graphs share."""
-    return Graph(lambda: torch.zeros(1, device=device), device)
+    return Graph(lambda: torch.zeros(1, device=device), device, first=True)
 
 
 @cache

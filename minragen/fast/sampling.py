@@ -9,11 +9,9 @@ dropped, and its slot forgets the keys (AHEAD = 4, X stops a reply):
     row 1   a X . .                it swapped places with row 2 after the first four
     row 2   a b c d   e f g h
 
-A row's noise belongs to its positions, so the replies are the same.
-
-Between turns, `regather` moves rows within their buffers in place of making others, and the next
-rollout takes the same buffers: graphs.py repeats kernels on fixed addresses, so what it captured in
-one turn serves all that follow.
+A row's noise belongs to its positions, so the replies are the same. Between turns `regather` moves
+rows within their buffers, which the next rollout takes, too: graphs.py repeats kernels on fixed
+addresses, so what it captured once serves all that follow.
 
 Tests: `python -m pytest tests/test_rows.py`.
 """
@@ -24,9 +22,7 @@ from torch.nn.functional import pad
 from minragen import cache, rollout
 
 AHEAD = 8  # tokens of a row between two looks; a stop wastes half as many steps on average
-# Slots that take at most this share of a GPU's memory get the whole room at once, and stay in place
-# within a rollout; and from one rollout to the next.
-IN_PLACE, KEPT = 1 / 4, 1 / 16
+SHARE = 1 / 8  # slots of at most this share of a GPU's memory get the whole room at once, and stay
 
 
 def sample_replies(policy, frame, slots, logits, noise, rows, rules, progress):
@@ -77,20 +73,17 @@ def stopped_behind(slots, rows):
 
 def regather(room, kept, parts, capacity):
     """`cache.regather` into slots for `room` tokens; slots that are large enough are reordered in
-    place, or are those of the rollout before.
-
-    kept: [those KVSlots], or [] if they took too much of the memory that the update needs
-    """
+    place, or are those of the rollout before. kept: [those KVSlots], or [] if they may not stay"""
     parts = [(slots, index) for slots, index in parts if index]
     slots, n = parts[0][0], sum(len(index) for _, index in parts)
     token = sum(x[0, :, 0].nbytes for both in slots.layers.values() for x in both)
-    if share_of_memory(slots.device, n * room * token) <= IN_PLACE:
+    stays = may_stay(slots.device, n * room * token)
+    if stays:
         capacity = max(capacity, room)
     fitting = [x for x in (slots, *kept) if n <= len(x.lengths) and capacity <= x.capacity]
     if not fitting:
         made = cache.regather(parts, capacity)
-        size = n * made.capacity * token
-        kept[:] = [made] if share_of_memory(made.device, size) <= KEPT else []
+        kept[:] = [made] if stays else []
         return made
     made, bounds = fitting[0], [part.bounds[index] for part, index in parts]
     behind = (0, len(made.bounds) - n)
@@ -106,8 +99,7 @@ def regather(room, kept, parts, capacity):
     return made
 
 
-def share_of_memory(device, size):
-    """The share of a GPU's memory that `size` bytes are; 0 on a CPU."""
-    if device.type != "cuda":
-        return 0.0
-    return size / torch.cuda.get_device_properties(device).total_memory
+def may_stay(device, size):
+    """Whether slots of `size` bytes take at most SHARE of a GPU's memory."""
+    return device.type != "cuda" or size <= SHARE * torch.cuda.get_device_properties(
+        device).total_memory

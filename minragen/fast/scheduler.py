@@ -26,10 +26,8 @@ from minragen.support.noise import reply_noise
 
 @torch.inference_mode()
 def collect(policy, frame, groups, first_seed, rules, progress=lambda tokens: None):
-    """The same as `rollout.collect`, sooner where rows would wait for each other.
-
-    groups: EnvGroups with `send` and `receive`, as run/groups.py has them
-    """
+    """The same as `rollout.collect`, sooner where rows would wait for each other. `groups` have
+    `send` and `receive`, as in run/groups.py."""
     trajectories = [rollout.first_prompt(frame, groups, row, observation, rules)
                     for row, observation in enumerate(groups.reset(first_seed))]
     begun = [t for t in trajectories if not t.error]

@@ -35,4 +35,3 @@ class OlderWeights:
             self.kept = kept  # not after an error: the rollout is played again
         finally:
             self.model.load_state_dict(now, strict=False)
-

@@ -20,8 +20,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from minragen.cache import rounded_up
-from minragen.fast.sampling import KEPT, share_of_memory
+from minragen.cache import regather, rounded_up
+from minragen.fast.sampling import may_stay
 from minragen.models import LOGIT_BUDGET
 from minragen.run.groups import env_groups, most_turns
 from minragen.run.load import STATES, layer_kinds
@@ -77,8 +77,8 @@ def phases(learner, config, frozen=False):
     trained = [p for p in parameters if p.requires_grad and not frozen]
     n = _sizes(learner.policy, config, learner.world.size)
     rollout, kept = _rollout(n, config), {}
-    if (isinstance(learner.policy.regather, partial)  # of fast/sampling.py
-            and share_of_memory(learner.policy.device, rollout["KV slots"]) <= KEPT):
+    if (learner.policy.regather is not regather  # but fast/sampling.py's
+            and may_stay(learner.policy.device, rollout["KV slots"])):
         kept = {"KV slots": rollout.pop("KV slots")}
     return {"always": {"weights": sum(p.nbytes for p in parameters),
                        "masters": sum(4 * p.numel() for p in trained if p.itemsize < 4),
