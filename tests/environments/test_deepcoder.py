@@ -250,9 +250,8 @@ class TestRecords:
 
     @pytest.mark.parametrize("test", [
         "assert f(1j) == 1", "assert f(int) == 1", "assert f(1) == 1, f(", "f(1) == 1",
-        "assert Solution().f(1) == 1", "assert f(lambda x: x) == 1", "assert round(f(1)) == 1",
-        "assert f(1) == b''", "assert f(x=1) == 1", "assert g(1) == 1", "assert f(1) == 1 == 1",
-        "assert set(f(1)) == {1}", "\ud800"])
+        "assert Solution().f(1) == 1", "assert round(f(1)) == 1", "assert f(1) == b''",
+        "assert f(x=1) == 1", "assert g(1) == 1", "assert f(1) == 1 == 1", "\ud800"])
     def test_rows_that_cannot_be_judged_are_left_out_and_counted(self, tmp_path, capfd, test):
         good = {"text": "x", "code": "def f(x): return 1", "test_list": ["assert f(1) == 1"]}
         [problem] = load(tmp_path, good | {"test_list": [*good["test_list"], test]}, good).records

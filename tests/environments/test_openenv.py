@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 from conftest import message, parsed
+from test_envs import refusal
 from toys import replies, web_server
 from training import metrics, read_lines
 
@@ -75,12 +76,6 @@ def status_of(url, **headers):
         return urllib.request.urlopen(request).status
     except urllib.error.HTTPError as refused:
         return refused.code
-
-
-def refusal(name, **options):
-    with pytest.raises((ValueError, RuntimeError)) as refused:
-        make(name, **options)
-    return str(refused.value)
 
 
 class TestOurs:
@@ -150,8 +145,7 @@ class TestOurs:
         ("bandot", "unknown env 'bandot': did you mean 'bandit'?"),
         ("bandit --env-arg size=3", "option of Bandit"),
         ("bandit --max-turns 0", "max_turns is 0"),
-        ("bandit --host nobody.invalid", "error: cannot listen on http://nobody.invalid:8000: "),
-        ("openenv:http://127.0.0.1:1", "Is it running?")])
+        ("bandit --host nobody.invalid", "error: cannot listen on http://nobody.invalid:8000: ")])
     def test_what_cannot_be_served_is_refused(self, words, said):
         with pytest.raises(SystemExit, match=re.escape(said)):
             command(["serve", "--env", *words.split()])
@@ -222,10 +216,10 @@ class TestOthers:
                            ("two", "Give --env-arg action=NAME: code, path."),
                            ("tools", "no field of its actions is text"),
                            ("none", "does not answer like an OpenEnv server: HTTP Error 404")):
-            assert said in refusal(f"{others}/{name}")
-        assert "an action needs more than a text: ['path']" in refusal(
+            assert said in refusal(make, f"{others}/{name}")
+        assert "an action needs more than a text: ['path']" in refusal(make, 
             f"{others}/two", action="code")
-        assert "which field" in refusal(f"{others}/echo", observation="echo")
+        assert "which field" in refusal(make, f"{others}/echo", observation="echo")
         env = make(f"{others}/arena", observation="prompt,messages", instruction="Guess.")
         assert (env.reset()[0], env.system_prompt) == ("Rules\nRules", "Guess.")
         assert env.step("crane")[0] == "Rules\ncrane\nWrong"
@@ -308,14 +302,14 @@ class TestFailures:
                 (lambda *_: (200, "", b'{"action": 1}'), "Is it "),
                 (lambda path, _: (302, f"http{elsewhere}{path}", b""), "HTTP Error 302")):
             with web_server(answer) as url:
-                assert said in refusal(f"openenv:{url}")
+                assert said in refusal(make, f"openenv:{url}")
         with (web_server(lambda path, _: (200, "", good[path].encode()) if path in good else
                          (302, f"ws{elsewhere}{path}", b"")) as url,
               pytest.raises(ServerGone, match="redirects")):
             make(f"openenv:{url}").reset()
         for address in ("openenv:file:///etc", "openenv:"):
-            assert "expected openenv:http://host:port." in refusal(address)
-        assert "Connection refused" in refusal("openenv:http://127.0.0.1:1")
+            assert "expected openenv:http://host:port." in refusal(make, address)
+        assert "Connection refused" in refusal(make, "openenv:http://127.0.0.1:1")
 
 
 def caller(dataset, environment):
