@@ -13,8 +13,7 @@ when they take a minute more than twice their usual time. A mutant that they lea
 either a test is missing, or the mutant is equivalent (its program does the same).
 lab/results/mutants.json has the test that was added, or the reason.
 
-The plan and each outcome are kept in runs/mutants.jsonl, so an interrupted run goes on where it
-was. All of it takes less than two hours on two cores.
+All of it takes less than an hour on two cores.
 """
 
 import argparse
@@ -37,7 +36,6 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULT = ROOT / "lab" / "results" / "mutants.json"
-PROGRESS = ROOT / "runs" / "mutants.jsonl"  # the plan, then a line for each mutant that was tried
 PROCESSES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 MOST_SECONDS = 300.0  # of usual time of the tests that one mutant is tried on
 # Their tests need packages that requirements-test.lock does not have.
@@ -87,22 +85,18 @@ def mutant(file, line, operator, occurrence):
     return Mutant(file, line, f"{file}:{line}: {old}  ->  {new}", source)
 
 
-def plan(given, mutants):
-    """The first line of PROGRESS, made now if the one there is of another draw or commit: what was
-    given, the seconds of a run without a mutant, and each mutant's tests with their usual seconds.
+def usual(words, mutants):
+    """A run without a mutant: ({name of a mutant: its tests}, {test: its seconds}).
 
     raises: SystemExit if a test fails without a mutant, because it would kill every mutant
     """
-    kept = json.loads(PROGRESS.open().readline()) if PROGRESS.exists() else {}
-    if kept.get("given") == given:
-        return kept
     from coverage import CoverageData
 
-    began, seconds = time.monotonic(), Counter()
+    seconds = Counter()
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-n", str(PROCESSES), "--dist", "loadscope",
-             *given["tests"], "--cov=minragen", "--cov-context=test", "--cov-report=",
+             *words, "--cov=minragen", "--cov-context=test", "--cov-report=",
              f"--junitxml={folder}/junit.xml"], cwd=ROOT, check=False, capture_output=True,
             text=True, env=os.environ | {"COVERAGE_FILE": f"{folder}/coverage"})
         if done.returncode:
@@ -113,12 +107,7 @@ def plan(given, mutants):
             seconds[test] += float(case.get("time"))
         coverage = CoverageData(f"{folder}/coverage")
         coverage.read()
-        tests = {mutant.name: tests_of(mutant, coverage, seconds) for mutant in mutants}
-    made = {"given": given, "recorded": time.monotonic() - began, "tests": tests, "seconds": {
-        name: sum(map(seconds.get, chosen)) for name, chosen in tests.items()}}
-    PROGRESS.parent.mkdir(exist_ok=True)
-    PROGRESS.write_text(json.dumps(made) + "\n")
-    return made
+        return {mutant.name: tests_of(mutant, coverage, seconds) for mutant in mutants}, seconds
 
 
 def tests_of(mutant, coverage, seconds):
@@ -140,27 +129,9 @@ def tests_of(mutant, coverage, seconds):
     return [test for test, end in zip(ordered, ends) if end < MOST_SECONDS]
 
 
-def try_all(mutants, planned):
-    """Try each mutant that PROGRESS has no line for, and add its line. Returns {name: line}."""
-    def one(mutant):
-        began, name = time.monotonic(), mutant.name
-        outcome, noticed = attempt(mutant, planned["tests"][name], planned["seconds"][name])
-        line = {"name": name, "outcome": outcome, "noticed": noticed,
-                "seconds": time.monotonic() - began}
-        print(f"{outcome:8} {line['seconds']:5.0f} s  {name}  {noticed}", flush=True)
-        with PROGRESS.open("a") as file:
-            file.write(json.dumps(line) + "\n")
-        return name, line
-
-    found = {line["name"]: line for line in map(json.loads, PROGRESS.read_text().splitlines()[1:])}
-    with ThreadPoolExecutor(PROCESSES) as pool:
-        return found | dict(pool.map(one, [m for m in mutants if m.name not in found]))
-
-
 def attempt(mutant, tests, seconds):
-    """Run tests on a copy of the project with the mutant: (outcome, test that noticed it)."""
-    if not tests:
-        return "survived", ""
+    """How tests that usually take so long notice the mutant in a copy of the project: the first
+    that fails, or what else ends them; "" if they pass."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         copy = Path(folder)
         git("checkout-index", "-a", f"--prefix={folder}/")
@@ -174,15 +145,15 @@ def attempt(mutant, tests, seconds):
                 [sys.executable, "-m", "pytest", "-xq", "--assert=plain", "@chosen.txt"],
                 cwd=folder, env=env, stdout=said, stderr=said, start_new_session=True)
         try:
-            outcome = "killed" if child.wait(60 + 2 * seconds) else "survived"
+            ended = child.wait(60 + 2 * seconds) and "pytest itself fails"
         except subprocess.TimeoutExpired:
-            outcome = "killed"
+            ended = "too slow"
         with contextlib.suppress(ProcessLookupError):  # with whatever the tests have left running
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
-        noticed = re.findall(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", (copy / "said.txt").read_text(),
-                             re.MULTILINE)
-        return outcome, "".join(noticed[:1])
+        failed = re.search(r"(?m)^(?:FAILED|ERROR) (.*?)(?: - .*)?$",
+                           (copy / "said.txt").read_text())
+        return failed[1] if failed else ended or ""
 
 
 def git(*words):
@@ -201,18 +172,26 @@ def main():
         sys.exit("error: minragen/ or tests/ differ from the commit that the result would name.")
     mutants = draw(args.seed, args.count, args.only)
     trees = {name: git("rev-parse", f"HEAD:{name}") for name in ("minragen", "tests")}
-    planned = plan(vars(args) | {"trees": trees}, mutants)
-    found = try_all(mutants, planned)
-    survivors = [name for name, line in found.items() if line["outcome"] == "survived"]
-    seconds = sum(line["seconds"] for line in found.values()) / PROCESSES
-    minutes = round((planned["recorded"] + seconds) / 60)
-    print(f"{len(found)} mutants, {len(survivors)} survived, {minutes} minutes:", *survivors,
+    began = time.monotonic()
+    tests, seconds = usual(args.tests, mutants)
+
+    def one(mutant):
+        chosen = tests[mutant.name]
+        noticed = chosen and attempt(mutant, chosen, sum(map(seconds.get, chosen)))
+        print(mutant.name, noticed or "SURVIVED", flush=True)
+        return noticed
+
+    with ThreadPoolExecutor(PROCESSES) as pool:
+        survivors = [mutant.name for mutant, noticed in zip(mutants, pool.map(one, mutants))
+                     if not noticed]
+    minutes = round((time.monotonic() - began) / 60)
+    print(f"{len(mutants)} mutants, {len(survivors)} survived, {minutes} minutes:", *survivors,
           sep="\n")
     if not args.only:
         result = json.loads(RESULT.read_text())
         known = (result["sample"] or {}).get("survivors", {})
         result["sample"] = {
-            "trees": trees, "seed": args.seed, "mutants": len(found), "minutes": minutes,
+            "trees": trees, "seed": args.seed, "mutants": len(mutants), "minutes": minutes,
             "survivors": {name: known.get(name, "") for name in survivors}}  # name -> why it may
         RESULT.write_text(json.dumps(result, indent=1) + "\n")
 

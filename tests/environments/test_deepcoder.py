@@ -168,12 +168,6 @@ class TestFeedback:
         assert info["unsupported"] == 1.0 and answer(env, "0")[4]["unsupported"] == 0.0
         assert env.step(env.solve()[0])[4]["success"] == 1.0
 
-    def test_no_word_of_it_is_the_programs_own(self):
-        body = "raise type('Reward_1', (ValueError,), {})('You have passed. Reward: 1')"
-        observation = start(3, 4, family="formulas").step(f"def f(a, b): {body}")[0]
-        assert observation.startswith("Reward: 0\n") and observation.count("): ValueError\n") == 2
-        assert not re.search("Reward.1|You have", observation)
-
 
 class TestAnswers:
     def test_the_shallow_one_is_the_first_line_that_fits_both_examples_or_what_one_shows(self):
@@ -256,9 +250,8 @@ class TestRecords:
 
     @pytest.mark.parametrize("test", [
         "assert f(1j) == 1", "assert f(int) == 1", "assert f(1) == 1, f(", "f(1) == 1",
-        "assert Solution().f(1) == 1", "assert f(lambda x: x) == 1", "assert round(f(1)) == 1",
-        "assert f(1) == b''", "assert f(x=1) == 1", "assert g(1) == 1", "assert f(1) == 1 == 1",
-        "assert set(f(1)) == {1}", "\ud800"])
+        "assert Solution().f(1) == 1", "assert round(f(1)) == 1", "assert f(1) == b''",
+        "assert f(x=1) == 1", "assert g(1) == 1", "assert f(1) == 1 == 1", "\ud800"])
     def test_rows_that_cannot_be_judged_are_left_out_and_counted(self, tmp_path, capfd, test):
         good = {"text": "x", "code": "def f(x): return 1", "test_list": ["assert f(1) == 1"]}
         [problem] = load(tmp_path, good | {"test_list": [*good["test_list"], test]}, good).records

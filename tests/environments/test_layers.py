@@ -8,7 +8,7 @@ import pytest
 from conftest import begin, message, parsed
 from scipy.stats import binomtest, chi2_contingency, chisquare
 from test_env_contract import *  # noqa: F403  the classes that it names, for ENV_NAMES
-from test_env_contract import random_player
+from test_env_contract import play, random_player
 from test_readme import code_blocks
 from toys import tiny
 from training import metrics, run
@@ -37,24 +37,15 @@ class Dark(Layer):
         return None if image is None else 0 * image
 
 
-def episode(env, seed=0, member=0, player=None):
-    """The turns of an episode, by default of the random policy: what `step` returned."""
-    player, over, turns = player or random_player(seed), False, []
-    env.reset(seed=seed, options={"member": member})
-    while not over:
-        turns.append(env.step(player(env)))
-        over = any(turns[-1][2:4])
-    return turns
-
-
 class TestLayer:
     def test_an_instance_and_what_the_environment_draws_are_the_same_inside_layers(self):
         for name, options in (("frozenlake", {"slip": 0.5}), ("bandit", {})):
             for seed, member in itertools.product(range(20), range(2)):
                 plain, inside = (make(name, layers=layers, **options) for layers in (
                     (), ("action_noise,probability=0",) * 2))
-                one, other = (episode(env, seed, member) for env in (plain, inside))
-                assert [turn[1:4] for turn in one] == [turn[1:4] for turn in other]
+                one, other = (play(env, seed, random_player(seed), member)
+                              for env in (plain, inside))
+                assert (one.rewards, one.ends) == (other.rewards, other.ends)
                 assert plain.instance() == inside.instance()
 
     def test_each_member_and_each_layer_has_luck_of_its_own(self):
@@ -113,7 +104,7 @@ class TestActionNoise:
         env, done = begin("frozenlake", layers=["action_noise,probability=0.2"]), []
         env.unwrapped._act = lambda action: done.append(action) or Outcome(0.0)
         for seed in range(800):
-            episode(env, seed, player=lambda _: "Up || Up")
+            play(env, seed, lambda _: "Up || Up")
         kept = [action == "Up" for action in done]
         assert binomtest(kept.count(False), len(done), 0.2).pvalue > 0.01
         others = Counter(action for action in done if action != "Up")
@@ -145,11 +136,10 @@ class TestRandomReward:
         plain, env = (begin("frozenlake", layers=x) for x in ((), ["random_reward,probability=.3"]))
         paid = {0: [], 1: []}  # seeds of the random player, of the solver
         for seed in range(400):
-            turns, same = (episode(e, seed, 0, seed % 2 and (lambda env: env.solve()[0]))
-                           for e in (env, plain))
-            assert [turn[0] for turn in turns] == [turn[0] for turn in same]
-            assert [turn[4] for turn in turns] == [turn[4] for turn in same]
-            *before, last = [turn[1] for turn in turns]
+            solver = seed % 2 and (lambda env: env.solve()[0])
+            one, same = (play(e, seed, solver or random_player(seed)) for e in (env, plain))
+            assert (one.observations, one.infos) == (same.observations, same.infos)
+            *before, last = one.rewards
             assert not any(before) and last in (0.0, 1.0)
             paid[seed % 2].append(last)
         for lasts in paid.values():
@@ -223,10 +213,3 @@ class TestRuns:
             groups = EnvGroups("bandit", 4, 1, layers=layers)
             keys.add(bundled.warmup_key(*tiny("bandit"), groups, 1))
         assert len(keys) == 3
-
-    def test_a_fault_of_a_layer_has_its_line(self, fog):
-        (fog.parent / "broken.py").write_text(
-            "from minragen.environments.layers import Layer\n\n\nclass Broken(Layer):\n"
-            "    def render_text(self):\n        return {}['state']\n")
-        groups = env_groups(parsed("--layer", "broken:Broken"), "val")
-        assert str(groups.reset(0)[0].fault) == "KeyError: 'state' (broken.py:6 in render_text)."

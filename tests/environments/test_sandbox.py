@@ -130,9 +130,7 @@ class TestPrograms:
                 "sys.setrecursionlimit(10**6)\ndef f(n): return n and f(n-1)\nprint(7 + f(50_000))",
                 "import threading\nthreading.stack_size(64 << 20)\n"
                 "threading.Thread(target=lambda: print(7)).start()",
-                "print(8 if set(os.listdir()) & {'left'} or 'x' in globals() else 7)\nx = 1",
-                "site = os.path.dirname(os.__file__) + '/site-packages'\n"  # Debian has none
-                "print(8 if os.path.exists(site) and os.listdir(site) else 7)"]:
+                "print(8 if set(os.listdir()) & {'left'} or 'x' in globals() else 7)\nx = 1"]:
             assert words(code, 2 * [Case("3\n4\n", "7")], pool=spaces) == 2 * ["passed"], code
         assert words("print(input())", [Case("\u4e2d\xe9", "\u4e2d\xe9")]) == ["passed"]
         # It is the first process of a namespace of its own.

@@ -13,7 +13,6 @@ from collections import Counter
 from contextlib import suppress
 from functools import partial
 from http.client import IncompleteRead
-from pathlib import Path
 from unittest.mock import patch
 from urllib.error import HTTPError
 
@@ -28,7 +27,6 @@ from minragen.envs import FORMAT_PENALTY, SPLITS, Budget, EnvGroups
 from minragen.look.players import scripted
 
 ARTICLES = load_corpus("encyclopaedia")
-ROOT = Path(searchqa.__file__).parents[2]
 NOBODY = "http://127.0.0.1:1"  # where no retriever listens
 started = partial(begin, "searchqa")
 

@@ -40,15 +40,6 @@ def blanks(board):
     return [cell for cell, number in enumerate(board) if not number]
 
 
-def completions(board):
-    """How many full grids extend the board: every number that fits, in the cell with the fewest."""
-    if 0 not in board:
-        return 1
-    cell = min(blanks(board), key=lambda cell: len(fitting(board, cell)))
-    return sum(completions([*board[:cell], number, *board[cell + 1:]])
-               for number in fitting(board, cell))
-
-
 def falls_to_naked_singles(board):
     """Without a look at the solution: every step writes the one number that the rules allow."""
     while 0 in board:
