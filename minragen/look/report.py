@@ -12,7 +12,6 @@ highest. The sentences about metrics are those of docs/metrics.md.
 Reading order: `write`, `Run`, `story` and the other texts, `figures_of`.
 """
 
-import contextlib
 import dataclasses
 import json
 import re
@@ -63,9 +62,9 @@ CURVES = {
         {"KL": ("kl_ref", "approx_kl", "kl_reward"),
          "clip fraction": ("clip_fraction",),
          "gradient norm": ("grad_norm", "critic_grad_norm")})}
-# What a line must have to be read.
-NEEDED = {"metrics.jsonl": {"step"}, "trajectories.jsonl": {
-    "step", "split", "env", "seed", "success", "stop", "error", "turn_rewards", "messages"}}
+# What a line must have to be read, beside its step.
+NEEDED = {"metrics.jsonl": (), "trajectories.jsonl": (
+    "split", "env", "seed", "success", "stop", "error", "turn_rewards", "messages")}
 
 
 def write(folders):
@@ -109,15 +108,9 @@ class Run:
         self.settings = dataclasses.replace(self.config, run="", seed=0, device="")
 
     def read_lines(self, name):
-        """The JSON objects of a file that another process may be writing, without those that lack
-        what is NEEDED."""
-        path, lines = self.folder / name, []
-        texts = path.read_text("utf-8", "replace").splitlines() if path.is_file() else []
-        for text in texts:
-            with contextlib.suppress(ValueError, RecursionError, AttributeError):
-                if (line := json.loads(text)).keys() >= NEEDED[name]:
-                    lines.append(line)
-        if hurt := len(texts) - len(lines):
+        """The JSON objects of a file that have what is NEEDED."""
+        lines, hurt = runs.read_lines(self.folder / name, NEEDED[name])
+        if hurt:
             self.left_out.append(f"{hurt} lines of {name}, which cannot be read")
         return lines
 

@@ -61,13 +61,13 @@ class Log(train.Callbacks):
                 indent=1) + "\n")
             kept = {name: runs.lines_until(learner.step, folder / name)
                     for name in ("trajectories.jsonl", "metrics.jsonl")}
-            self.history = [*map(json.loads, kept["metrics.jsonl"])]
+            self.history = kept["metrics.jsonl"]
             if config.log:
                 from minragen.more import loggers
 
                 self.tell = loggers.start(folder, config, self.history)
             for name, lines in kept.items():
-                runs.write_whole(folder / name, "".join(line + "\n" for line in lines))
+                runs.write_whole(folder / name, json_lines(lines))
 
     def __enter__(self):
         self.requests = self.held.enter_context(stop_requests())
