@@ -87,8 +87,10 @@ class Run:
 
     def __init__(self, folder):
         self.name, self.folder, self.config = folder.name, folder, runs.read_config(folder)
-        self.left_out = []
-        lines, self.episodes = map(self.read_lines, NEEDED)
+        found = {name: runs.read_lines(folder / name, needed) for name, needed in NEEDED.items()}
+        lines, self.episodes = (read for read, _ in found.values())
+        self.left_out = [f"{hurt} lines of {name}, which cannot be read"
+                         for name, (_, hurt) in found.items() if hurt]
         self.tested = {k: v for line in lines for k, v in line.items() if k.startswith("test/")}
         steps = {x["step"]: x for x in lines if not any(k.startswith("test/") for k in x)}
         if not steps:
@@ -107,12 +109,6 @@ class Run:
         # Equal for runs that differ in their seed alone.
         self.settings = dataclasses.replace(self.config, run="", seed=0, device="")
 
-    def read_lines(self, name):
-        """The JSON objects of a file that have what is NEEDED."""
-        lines, hurt = runs.read_lines(self.folder / name, NEEDED[name])
-        if hurt:
-            self.left_out.append(f"{hurt} lines of {name}, which cannot be read")
-        return lines
 
     def held_out(self, line, split):
         """The success of a split, its 95 % interval (low, high), and of how many episodes: those

@@ -4,8 +4,6 @@ its first line, before PyTorch and transformers are loaded, which takes seconds.
     make train ENV=bandit      (the same: python -m minragen train --env bandit --nproc auto)
     make play ENV=bandit       (the same: python -m minragen play bandit)
 
-torchrun starts `python -m minragen.train`, which prints the first line after they are loaded.
-
 Reading order: `train`, `processes`, `launch`; `play`.
 
 Tests: `python -m pytest tests/test_command.py tests/test_eval.py`.

@@ -110,7 +110,6 @@ class Processes(World):
         self.rank, self.size = rank(), world_size()
 
     def gather(self, value):
-        """value: anything that can be pickled"""
         values = [None] * self.size
         dist.all_gather_object(values, value)
         return values

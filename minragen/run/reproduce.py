@@ -9,7 +9,6 @@ processes, all lines of metrics.jsonl are equal but for times (docs/running.md).
 import dataclasses
 import sys
 
-from minragen.config import check
 from minragen.look.faults import Parser
 from minragen.run import log, runs, start
 
@@ -20,11 +19,7 @@ def main(argv):
     parser.add_argument("run", help="a folder under runs/")
     name = parser.parse_args(argv).run
     again = f"{name}-again"
-    stored = runs.load_config(name)
-    runs.check_files(stored)
-    runs.refuse_lost_options(name)
-    config = dataclasses.replace(stored, run=again, log="")
-    check(config)  # imports a user's algorithm
+    config = dataclasses.replace(runs.resumed_config({"run": name}), run=again, log="")
     if start.run(config) is None:
         sys.exit(130)  # stopped; nothing to compare
     lines, new = ([*map(log.without_times, runs.read_lines(runs.RUNS / run / "metrics.jsonl")[0])]

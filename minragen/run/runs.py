@@ -179,8 +179,7 @@ def find_checkpoint(folder, say=print, only=""):
     # A save killed between its renames leaves no `checkpoint` but a whole `checkpoint.new`.
     paths = [folder / f"checkpoint{end}" for end in ("", ".new", ".old", ".best")]
     problems = []
-    if folder.exists():
-        refuse_links(folder)
+    refuse_links(folder)
     for path in (p for p in paths if (p / "manifest.json").exists() and p.name.endswith(only)):
         if problem := damage(path):
             problems.append(f"{problem} has changed")
@@ -336,8 +335,7 @@ def read_config(folder):
     """The Config in folder/config.json. Raises ValueError if there is no valid one. Options that
     this version lacks are left out, with a warning."""
     try:
-        with (folder / "config.json").open(encoding="utf-8") as file:
-            stored = json.loads(file.read(2**16))  # a longer text is no Config
+        stored = json.loads((folder / "config.json").read_text("utf-8"))
         if not (isinstance(stored, dict) and isinstance(stored.pop("data_files", {}), dict)):
             raise TypeError("expected an object of options")
         if not stored.get("kl_coef"):  # no effect, and it used to be k3
