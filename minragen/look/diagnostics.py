@@ -118,11 +118,10 @@ def reasoning_pairs(frame, trajectories):
     pairs, turns = [], 0
     for i, trajectory in enumerate(trajectories):
         for sequence in trajectory.sequences:
-            for turn in sorted(set(sequence.turn_ids) - {-1}):
+            for turn, last in sequence.last_of_turn.items():
                 turns += 1
                 start = sequence.turn_ids.index(turn)  # a reply is one stretch of ids
-                reply = sequence.tokens[start:start + sequence.turn_ids.count(turn)]
-                if reasoning := reasoning_of(tuple(reply)):
+                if reasoning := reasoning_of(tuple(sequence.tokens[start:last + 1])):
                     pairs.append(Pair(i, turn, tuple(sequence.tokens[:start]), reasoning))
     return pairs, turns
 

@@ -6,8 +6,7 @@
 `runs/my-run/report.html` is one file that opens without a network. The page is data/report.html, a
 Jinja template that escapes all it is given: what a model wrote is text there, never HTML. This
 module computes what the page says and which numbers its curves have; a script in the template draws
-them as SVG. Runs that differ in their seed alone become a mean with a band from the lowest to the
-highest. The sentences about metrics are those of docs/metrics.md.
+them as SVG.
 
 Reading order: `write`, `Run`, `story` and the other texts, `figures_of`.
 """
@@ -75,7 +74,7 @@ def write(folders):
     template = jinja2.Template((DATA / "report.html").read_text(encoding="utf-8"), autoescape=True,
                                undefined=jinja2.StrictUndefined)
     runs.write_whole(target / "report.html", template.render(
-        runs=loaded, story=[*map(story, configurations(loaded).items())],
+        runs=loaded, story=[story(*of_one) for of_one in configurations(loaded).items()],
         facts=[*map(facts, loaded)], problems=problems, curves=CURVES, figures=figures_of(loaded),
         episodes=[e for run in loaded for e in run.conversations(EPISODES_SIZE // len(loaded))]))
     return target / "report.html"
@@ -130,15 +129,12 @@ class Run:
 
 
 # ---- Text ----------------------------------------------------------------------------------------
-def story(labelled):
+def story(label, members):
     """What happened to the held-out success of one configuration.
 
     A change counts if the 95 % interval of the difference leaves out 0. Of several seeds the mean
     is told, as sure as one of them: they play the same instances.
-
-    labelled: (label, its runs), an item of `configurations`
     """
-    label, members = labelled
     points = {}  # step -> (rate, low, high)
     for step in sorted(set.intersection(*({x["step"] for x in r.validated} for r in members))):
         rates = [r.held_out(x, "val") for r in members for x in r.validated if x["step"] == step]
@@ -285,9 +281,8 @@ def limits(lines):
 def players(loaded):
     """[(name, success), ...] of the scripted players, if they were measured with the environment
     options of the runs."""
-    rows = json.loads((DATA / "players.json").read_text("utf-8"))
     same = {(run.config.env, *changed_environment(run.config)) for run in loaded}
-    for row in rows:
+    for row in json.loads((DATA / "players.json").read_text("utf-8")):
         if same == {(row["env"], *row["options"])}:
             random, *shallow, _ = (count / row["size"] for count in row["players"].values())
             return [("best shallow player", max(shallow)), ("random policy", random)]

@@ -87,8 +87,7 @@ def resolve(name, groups_of, response_format="free_think", max_new_tokens=0, ste
 
     groups_of: (split, number of groups) -> EnvGroups. `tiny` gets the words of their texts; the
         warm-up imitates their solvers.
-    lora_rank: of a pretrained model the warm-up, too, trains adapters alone; the folder's weights
-        include them
+    lora_rank: a pretrained model's warm-up trains adapters alone; the folder's weights include them
     raises: ValueError for an unknown name, or for an environment that cannot be imitated
     """
     if name not in TINY_MODELS and steps == 0:

@@ -8,8 +8,6 @@ All processes hold the whole model and, after each rollout, all trajectories. So
 normalisation, advantages and metrics are computed as by one process, by all of them alike; only
 forward and backward passes are divided, and gradients are summed. Process 0 writes.
 
-Reading order: `begin`, `Processes`; last `progress_bar`.
-
 Tests: `python -m pytest tests/test_distributed.py`.
 """
 

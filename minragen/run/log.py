@@ -3,8 +3,6 @@
 Whatever fails or ends the run, what is done is kept: a step that a server leaves is saved, and a
 checkpoint is never ahead of the lines.
 
-Reading order: `Log`, then its helpers in the order in which it calls them.
-
 Tests: `python -m pytest tests/test_runs.py tests/test_train.py`.
 """
 
@@ -85,7 +83,6 @@ class Log(train.Callbacks):
     def diagnose(self, learner, step, played, rows, batch):
         if step == 1 and self.config.advantages != "none":
             self.say("\n".join(diagnostics.first_look(played, self.config)))
-        # Process 0 has the history, and reports the regime and the gradients.
         metrics = diagnostics.diagnose(learner, self.config, step, played, self.history)
         if self.writes and batch:
             keep_advantages(played, rows, batch)

@@ -122,7 +122,7 @@ def _update(n, config, trained):
         kept = n.tokens * n.layers * n.hidden * n.width + max(0, again - logits)
     masks = n.context * n.width * (n.tokens / 2 + n.in_loss)
     numbers = [p.numel() for p in trained]
-    gradients = sum(numbers) + max(numbers, default=0)  # one is new and not yet added
+    gradients = sum(numbers) + max(numbers)  # one is new and not yet added
     if config.gradients_every:
         terms = 1 + (config.entropy_coef > 0) + (config.kl_coef > 0)
         # Of each term: the total, a bucket's sum and a micro-batch's; and two in the making.

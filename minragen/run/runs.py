@@ -116,10 +116,7 @@ def save_checkpoint(folder, learner, best=False):
 
 
 def write_files(new, learner):
-    """The files of a checkpoint, last of them the manifest: step, versions, sizes and checksums.
-
-    The model before RL and a teacher never change, so they stand once, beside the checkpoints.
-    """
+    """The files of a checkpoint, last of them the manifest: step, versions, sizes and checksums."""
     policy, trained = learner.policy, torch.nn.Module.state_dict
     if policy.base:
         from minragen.more.lora import trained
@@ -218,7 +215,7 @@ def damage(checkpoint):
 
 
 def frozen(learner):
-    """{file: model} of what training needs and never changes."""
+    """{file: model} of what training needs and never changes: it stands beside the checkpoints."""
     base, reference = learner.policy.base, learner.reference and learner.reference.model
     models = dict.fromkeys(model for model in (base, reference) if model is not None)  # distinct
     return dict(zip(("reference.pt", "teacher.pt"), models))

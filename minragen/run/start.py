@@ -246,10 +246,7 @@ def last_line(log, ended):
 
 # ---- The command ---------------------------------------------------------------------------------
 def main(argv=None, begun=False):
-    """Train, or print one sentence that says why not.
-
-    begun: whether run/command.py has printed the first line
-    """
+    """Train, or print one sentence that says why not. begun: the first line has been printed."""
     if argv is None:  # torchrun starts it so
         Console.take_over()
     say = print

@@ -11,8 +11,7 @@ HELD_OUT = ("success", "episode_return", "valid", "grounding", "worldmodeling", 
 def episode_metrics(trajectories):
     """Metrics of the episodes, before any filter; of a mixture also for each environment.
 
-    Episodes whose environment failed are counted in `env_errors` and enter nothing else. If all
-    failed there is nothing else.
+    Episodes whose environment failed are counted in `env_errors` and enter nothing else.
     """
     def means(chosen, prefix=""):
         errors = {prefix + "env_errors": sum(bool(t.error) for t in chosen)}
