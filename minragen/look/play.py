@@ -3,8 +3,6 @@
     python -m minragen play sokoban --seed 3         (or: make play ENV=sokoban)
     python -m minragen play --run my-run --seed 3    (or: make play RUN=my-run)
     python -m minragen environments sokoban 0        the solver's episode
-
-Reading order: `play`, `show_run`, `shown`, `environments`.
 """
 
 import contextlib

@@ -6,8 +6,6 @@ not Python, not libraries, not what an allocator keeps for later; and of a model
 images and what the vision tower computes. Activations are those of fast/llama.py; other decoders
 pad, and keep some results more than once.
 
-Reading order: `forecast`, `phases`, then a function for each phase.
-
 Tests: `python -m pytest tests/long/test_memory.py`, which measures the peaks.
 """
 
