@@ -319,9 +319,9 @@ class TestFirstLook:
             self, valid, returns, options, line, words):
         played = [SimpleNamespace(metrics={"valid": valid}, success=reward == 1, group_id=k // 2,
                                   episode_return=reward) for k, reward in enumerate(returns)]
-        said, warning = diagnostics.first_look(played, Config(**options))
-        assert said.startswith("before the first update: ") and line in said
-        assert words in warning and bool(words) == bool(warning)
+        said, *warning = diagnostics.first_look(played, Config(**options))
+        assert said.startswith("start     before the first update: ") and line in said
+        assert words in "".join(warning) and bool(words) == bool(warning)
 
 
 class TestStoredRuns:

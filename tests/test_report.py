@@ -183,12 +183,12 @@ class TestStory:
                                 "it has fallen since."),
         ({0: 32}, "is 0.50 [0.38, 0.62] at step 0."), ({}, "has not been measured yet.")])
     def test_it_says_what_held_out_success_did_and_how_sure_that_is(self, tmp_path, held_out, told):
-        assert report.story(("", [measured(tmp_path / "a", held_out)])) == (
+        assert report.story("", [measured(tmp_path / "a", held_out)]) == (
             f"Held-out success {told}")
 
     def test_of_several_seeds_it_tells_the_mean_as_sure_as_one_of_them(self, tmp_path):
         runs = [measured(tmp_path / f"{n}", {0: 32, 4: n, 8: n}, seed=n) for n in (56, 60)]
-        assert report.story(("a b", runs)) == (
+        assert report.story("a b", runs) == (
             "a b: held-out success, mean of 2 seeds, rose from 0.50 [0.38, 0.62] at step 0 to "
             "0.91 [{:.2f}, {:.2f}] at step 8.".format(*wilson(58, 64)))
 
@@ -219,7 +219,7 @@ class TestPage:
                 for name, n in (("validation", 33), ("test", 48))}
         assert not re.search("{[{%#]", text)
         assert all(sentence in text for sentence in (
-            report.story(("", [Run(folder)])), "<li>31 of 64 held-out episodes fail at step 8."))
+            report.story("", [Run(folder)]), "<li>31 of 64 held-out episodes fail at step 8."))
 
     def test_nothing_that_a_run_holds_is_markup_and_the_page_may_load_nothing(self, tmp_path):
         """Also in the legends of figures, and in a folder's name."""

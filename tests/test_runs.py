@@ -224,8 +224,9 @@ class TestResume:
         path.write_text(json.dumps(json.loads(path.read_text()) | dict(
             threads=1, step_gamma=1.0, loss_mask="response", zero_task=True)))
         assert message("--run", "a", "--resume", "--steps", "3") == (
-            "error: run 'a' had zero_task=True, which ended with commit 5892899; now --advantages "
-            "none trains by the other losses alone. Go on at that commit.")
+            "error: run 'a' had zero_task=True, which this version lacks; now --advantages none "
+            "trains by the other losses alone. Go on at the commit that made it: "
+            f"{runs_module.commit_of(begun) or 'not known'}.")
 
     def test_a_damaged_checkpoint_is_refused_by_name(self, begun):
         shutil.rmtree(begun / "checkpoint.best")
@@ -445,8 +446,9 @@ class TestLines:
         (folder := runs / "a" / "checkpoint").mkdir(parents=True)
         (runs / "a" / "metrics.jsonl").write_text(f"{whole}\n{damaged}\n{whole}\n")
         (folder / "manifest.json").write_text(damaged)
-        assert runs_module.lines_until(1, runs / "a" / "metrics.jsonl") == [whole, whole]
-        assert reproduce.read("a")[::len(reproduce.read("a")) - 1] == [json.loads(whole)] * 2
+        path, lines = runs / "a" / "metrics.jsonl", [json.loads(whole)] * 2
+        assert runs_module.lines_until(1, path) == lines
+        assert runs_module.read_lines(path) == (lines, 1)
         assert runs_module.commit_of(runs / "a") == ""
 
     @staticmethod

@@ -458,8 +458,8 @@ class TestRuns:
     def test_an_existing_run_is_not_overwritten_and_each_without_a_name_is_new(self, runs, begun):
         before = (begun / "metrics.jsonl").read_text()
         said = message("--run", "a", *BRIEF)
-        assert ("run 'a' exists already. Continue it with --run a --resume (make resume RUN=a), or "
-                "choose another name.") in said
+        assert ("run 'a' exists already. Choose another name, or continue it with --run a "
+                "--resume (make resume RUN=a).") in said
         assert (begun / "metrics.jsonl").read_text() == before
         shutil.copytree(begun, runs / "bandit-grpo-tiny-s0")
         assert run_folder(parsed(*BRIEF), False).name == "bandit-grpo-tiny-s0-2"

@@ -118,11 +118,10 @@ def reasoning_pairs(frame, trajectories):
     pairs, turns = [], 0
     for i, trajectory in enumerate(trajectories):
         for sequence in trajectory.sequences:
-            for turn in sorted(set(sequence.turn_ids) - {-1}):
+            for turn, last in sequence.last_of_turn.items():
                 turns += 1
                 start = sequence.turn_ids.index(turn)  # a reply is one stretch of ids
-                reply = sequence.tokens[start:start + sequence.turn_ids.count(turn)]
-                if reasoning := reasoning_of(tuple(reply)):
+                if reasoning := reasoning_of(tuple(sequence.tokens[start:last + 1])):
                     pairs.append(Pair(i, turn, tuple(sequence.tokens[:start]), reasoning))
     return pairs, turns
 
@@ -328,7 +327,7 @@ def regime(first, now):
 
 
 def first_look(played, config):
-    """(what the policy does before the first update, why RL cannot begin or ""), both in words.
+    """Lines for the console: what the policy does before the first update, and why RL cannot begin.
 
     RL reinforces what some episodes do better than others. So there must be valid replies, a
     success among them, and, if members of a group are compared, members that earn differently.
@@ -339,16 +338,17 @@ def first_look(played, config):
     for t in played:
         returns.setdefault(t.group_id, set()).add(t.episode_return)
     apart = sum(len(distinct) > 1 for distinct in returns.values())
-    line = (f"before the first update: valid replies {valid:.2f}, success {solved:.2f}, groups "
-            f"with different returns {apart} of {len(returns)}")
-    if valid < FEW_VALID or not solved:
-        return line, ("RL can only reinforce what is sometimes done. Begin with --warmup-steps "
-                      "40, an easier option of the environment, or --response-format no_think.")
+    lines = [f"start     before the first update: valid replies {valid:.2f}, success {solved:.2f}, "
+             f"groups with different returns {apart} of {len(returns)}"]
     compares = starpo.ESTIMATORS[config.advantages][0] == "group" or config.filter != "none"
-    if not apart and compares:
-        return line, ("all members of each group earn the same, so there is nothing to learn. Take "
-                      "harder instances or a higher temperature.")
-    return line, ""
+    if valid < FEW_VALID or not solved:
+        lines.append("warning   RL can only reinforce what is sometimes done. Begin with "
+                     "--warmup-steps 40, an easier option of the environment, or "
+                     "--response-format no_think.")
+    elif not apart and compares:
+        lines.append("warning   all members of each group earn the same, so there is nothing to "
+                     "learn. Take harder instances or a higher temperature.")
+    return lines
 
 
 def warnings_of(history):

@@ -1,8 +1,6 @@
 """Success with its confidence interval, beside the scripted players on the same instances.
 
 A small environment repeats instances: `distinct` counts different ones.
-
-Reading order: `evaluate`, `show`, `write`, `of_set`; last the options of the command.
 """
 
 import contextlib

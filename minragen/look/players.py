@@ -3,8 +3,6 @@
 The random policy shows what chance earns, the solver what the budget allows. Two shallow baselines
 show what is possible without learning the task: the environment's own `shallow_answer`, and the
 nearest of the solver's turns on DEMONSTRATIONS training instances.
-
-Reading order: `players`, `scripted`, `nearest_demonstration`.
 """
 
 import functools

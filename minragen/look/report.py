@@ -6,13 +6,11 @@
 `runs/my-run/report.html` is one file that opens without a network. The page is data/report.html, a
 Jinja template that escapes all it is given: what a model wrote is text there, never HTML. This
 module computes what the page says and which numbers its curves have; a script in the template draws
-them as SVG. Runs that differ in their seed alone become a mean with a band from the lowest to the
-highest. The sentences about metrics are those of docs/metrics.md.
+them as SVG.
 
 Reading order: `write`, `Run`, `story` and the other texts, `figures_of`.
 """
 
-import contextlib
 import dataclasses
 import json
 import re
@@ -63,9 +61,9 @@ CURVES = {
         {"KL": ("kl_ref", "approx_kl", "kl_reward"),
          "clip fraction": ("clip_fraction",),
          "gradient norm": ("grad_norm", "critic_grad_norm")})}
-# What a line must have to be read.
-NEEDED = {"metrics.jsonl": {"step"}, "trajectories.jsonl": {
-    "step", "split", "env", "seed", "success", "stop", "error", "turn_rewards", "messages"}}
+# What a line must have to be read, beside its step.
+NEEDED = {"metrics.jsonl": (), "trajectories.jsonl": (
+    "split", "env", "seed", "success", "stop", "error", "turn_rewards", "messages")}
 
 
 def write(folders):
@@ -76,7 +74,7 @@ def write(folders):
     template = jinja2.Template((DATA / "report.html").read_text(encoding="utf-8"), autoescape=True,
                                undefined=jinja2.StrictUndefined)
     runs.write_whole(target / "report.html", template.render(
-        runs=loaded, story=[*map(story, configurations(loaded).items())],
+        runs=loaded, story=[story(*of_one) for of_one in configurations(loaded).items()],
         facts=[*map(facts, loaded)], problems=problems, curves=CURVES, figures=figures_of(loaded),
         episodes=[e for run in loaded for e in run.conversations(EPISODES_SIZE // len(loaded))]))
     return target / "report.html"
@@ -88,8 +86,10 @@ class Run:
 
     def __init__(self, folder):
         self.name, self.folder, self.config = folder.name, folder, runs.read_config(folder)
-        self.left_out = []
-        lines, self.episodes = map(self.read_lines, NEEDED)
+        found = {name: runs.read_lines(folder / name, needed) for name, needed in NEEDED.items()}
+        lines, self.episodes = (read for read, _ in found.values())
+        self.left_out = [f"{hurt} lines of {name}, which cannot be read"
+                         for name, (_, hurt) in found.items() if hurt]
         self.tested = {k: v for line in lines for k, v in line.items() if k.startswith("test/")}
         steps = {x["step"]: x for x in lines if not any(k.startswith("test/") for k in x)}
         if not steps:
@@ -108,18 +108,6 @@ class Run:
         # Equal for runs that differ in their seed alone.
         self.settings = dataclasses.replace(self.config, run="", seed=0, device="")
 
-    def read_lines(self, name):
-        """The JSON objects of a file that another process may be writing, without those that lack
-        what is NEEDED."""
-        path, lines = self.folder / name, []
-        texts = path.read_text("utf-8", "replace").splitlines() if path.is_file() else []
-        for text in texts:
-            with contextlib.suppress(ValueError, RecursionError, AttributeError):
-                if (line := json.loads(text)).keys() >= NEEDED[name]:
-                    lines.append(line)
-        if hurt := len(texts) - len(lines):
-            self.left_out.append(f"{hurt} lines of {name}, which cannot be read")
-        return lines
 
     def held_out(self, line, split):
         """The success of a split, its 95 % interval (low, high), and of how many episodes: those
@@ -141,15 +129,12 @@ class Run:
 
 
 # ---- Text ----------------------------------------------------------------------------------------
-def story(labelled):
+def story(label, members):
     """What happened to the held-out success of one configuration.
 
     A change counts if the 95 % interval of the difference leaves out 0. Of several seeds the mean
     is told, as sure as one of them: they play the same instances.
-
-    labelled: (label, its runs), an item of `configurations`
     """
-    label, members = labelled
     points = {}  # step -> (rate, low, high)
     for step in sorted(set.intersection(*({x["step"] for x in r.validated} for r in members))):
         rates = [r.held_out(x, "val") for r in members for x in r.validated if x["step"] == step]
@@ -296,9 +281,8 @@ def limits(lines):
 def players(loaded):
     """[(name, success), ...] of the scripted players, if they were measured with the environment
     options of the runs."""
-    rows = json.loads((DATA / "players.json").read_text("utf-8"))
     same = {(run.config.env, *changed_environment(run.config)) for run in loaded}
-    for row in rows:
+    for row in json.loads((DATA / "players.json").read_text("utf-8")):
         if same == {(row["env"], *row["options"])}:
             random, *shallow, _ = (count / row["size"] for count in row["players"].values())
             return [("best shallow player", max(shallow)), ("random policy", random)]

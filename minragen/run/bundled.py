@@ -14,9 +14,7 @@ so it first imitates demonstrations in the response format:
                 a perfect description of the state before the answer and after it
 
 A pretrained model sees hundreds of demonstrations, and of noisy ones learns the noise; a tiny model
-sees a hundred thousand. Where a WarmUp's probability is 0.3 and there is a habit, the habit is more
-likely than the solver's action, so greedy play is not the solver's. Elsewhere it may already be
-good (SearchQA: 0.99). The loss is on the replies only: on every token, a tiny model learns to
+sees a hundred thousand. The loss is on the replies only: on every token, a tiny model learns to
 predict observations, not to name positions. It sees only training instances.
 
 The result is cached under a key of everything that shaped it; for the presets it is bundled.
@@ -89,8 +87,7 @@ def resolve(name, groups_of, response_format="free_think", max_new_tokens=0, ste
 
     groups_of: (split, number of groups) -> EnvGroups. `tiny` gets the words of their texts; the
         warm-up imitates their solvers.
-    lora_rank: of a pretrained model the warm-up, too, trains adapters alone; the folder's weights
-        include them
+    lora_rank: a pretrained model's warm-up trains adapters alone; the folder's weights include them
     raises: ValueError for an unknown name, or for an environment that cannot be imitated
     """
     if name not in TINY_MODELS and steps == 0:

@@ -4,10 +4,6 @@ its first line, before PyTorch and transformers are loaded, which takes seconds.
     make train ENV=bandit      (the same: python -m minragen train --env bandit --nproc auto)
     make play ENV=bandit       (the same: python -m minragen play bandit)
 
-torchrun starts `python -m minragen.train`, which prints the first line after they are loaded.
-
-Reading order: `train`, `processes`, `launch`; `play`.
-
 Tests: `python -m pytest tests/test_command.py tests/test_eval.py`.
 """
 
@@ -63,12 +59,9 @@ def opening_line(config, resume, count=1):
 
 
 def processes(asked, config, alone=False):
-    """How many processes to start. `auto` is one, but for a new run of a bundled tiny model on a
-    CPU: one for each core, up to MOST_PROCESSES. Larger models use all cores in one process, too.
-    The variable CI says that other tests run beside.
-
-    alone: whether `auto` is one in any case
-    """
+    """How many processes to start. `auto` is one, if `alone` or but for a new run of a bundled tiny
+    model on a CPU: one for each core, up to MOST_PROCESSES. Larger models use all cores in one
+    process, too. The variable CI says that other tests run beside."""
     if asked.isdecimal() and int(asked) > 0:
         return int(asked)
     if asked != "auto":

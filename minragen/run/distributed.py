@@ -8,8 +8,6 @@ All processes hold the whole model and, after each rollout, all trajectories. So
 normalisation, advantages and metrics are computed as by one process, by all of them alike; only
 forward and backward passes are divided, and gradients are summed. Process 0 writes.
 
-Reading order: `begin`, `Processes`; last `progress_bar`.
-
 Tests: `python -m pytest tests/test_distributed.py`.
 """
 
@@ -110,7 +108,6 @@ class Processes(World):
         self.rank, self.size = rank(), world_size()
 
     def gather(self, value):
-        """value: anything that can be pickled"""
         values = [None] * self.size
         dist.all_gather_object(values, value)
         return values

@@ -7,6 +7,7 @@ Tests: `python -m pytest tests/test_models.py tests/test_families.py tests/test_
 
 import json
 from pathlib import Path
+from textwrap import shorten
 
 import torch
 import transformers
@@ -30,8 +31,7 @@ def load_policy(source, device="cpu", stored_dtype=False, name="", sees=lambda: 
     stored_dtype: keep the dtype of the files, as for checkpoints and bundled models; otherwise a
         GPU gets bfloat16. On a CPU it is float32 either way.
     name: what messages call it; empty: the source
-    sees: called for a vision-language model: whether it has to see images. If not, it needs no
-        processor, and so none of the packages that processors need
+    sees: called for a vision-language model: whether it has to see, and so needs its processor
     raises: ValueError for what cannot be loaded, RuntimeError for an unsupported architecture
     """
     device, name, kind = torch.device(device), name or str(source), Policy
@@ -52,11 +52,9 @@ def load_policy(source, device="cpu", stored_dtype=False, name="", sees=lambda: 
 
                 model = vision_language_model(model, tokenizer, source, sees)
     except Exception as error:  # a folder may hold anything
-        # The first line of what transformers says of a config may be a heading that ends with ":"
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        first = ("there is no such folder." if isinstance(error.__cause__, HFValidationError)
-                 else " ".join(line.strip()[:300] for line in lines[:1 + lines[0].endswith(":")]))
-        raise ValueError(f"cannot load model {name!r}: {first} Give a bundled model (tiny, "
+        said = ("there is no such folder." if isinstance(error.__cause__, HFValidationError)
+                else shorten(str(error), 300) or type(error).__name__)
+        raise ValueError(f"cannot load model {name!r}: {said} Give a bundled model (tiny, "
                          f"tiny-vlm, smollm2), a local folder or a Hugging Face id.") from None
     if refused:
         raise RuntimeError(f"model {name!r} {refused}. docs/models.md lists others.")

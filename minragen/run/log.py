@@ -3,9 +3,6 @@
 Whatever fails or ends the run, what is done is kept: a step that a server leaves is saved, and a
 checkpoint is never ahead of the lines.
 
-Reading order: `Log`, then its helpers in the order in which it calls them; and `without_times`, for
-comparing runs.
-
 Tests: `python -m pytest tests/test_runs.py tests/test_train.py`.
 """
 
@@ -61,13 +58,13 @@ class Log(train.Callbacks):
                 indent=1) + "\n")
             kept = {name: runs.lines_until(learner.step, folder / name)
                     for name in ("trajectories.jsonl", "metrics.jsonl")}
-            self.history = [*map(json.loads, kept["metrics.jsonl"])]
+            self.history = kept["metrics.jsonl"]
             if config.log:
                 from minragen.more import loggers
 
                 self.tell = loggers.start(folder, config, self.history)
             for name, lines in kept.items():
-                runs.write_whole(folder / name, "".join(line + "\n" for line in lines))
+                runs.write_whole(folder / name, json_lines(lines))
 
     def __enter__(self):
         self.requests = self.held.enter_context(stop_requests())
@@ -85,11 +82,7 @@ class Log(train.Callbacks):
 
     def diagnose(self, learner, step, played, rows, batch):
         if step == 1 and self.config.advantages != "none":
-            line, warning = diagnostics.first_look(played, self.config)
-            self.say(f"start     {line}")
-            if warning:
-                self.say(f"warning   {warning}")
-        # Process 0 has the history, and reports the regime and the gradients.
+            self.say("\n".join(diagnostics.first_look(played, self.config)))
         metrics = diagnostics.diagnose(learner, self.config, step, played, self.history)
         if self.writes and batch:
             keep_advantages(played, rows, batch)

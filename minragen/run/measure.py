@@ -1,8 +1,5 @@
 """What `minragen.eval` measures: runs and models become players, and players become tables.
 
-Reading order: `main`, `subjects` (what is asked for, if it can be), `measure`,
-`checkpoint_player`.
-
 Tests: `python -m pytest tests/test_eval.py`.
 """
 
@@ -91,11 +88,9 @@ def measure(name, config, run, args, greedy=True):
 
 
 def checkpoint_player(config, run="", say=print, only=""):
-    """A `play` of `evaluate.evaluate` for a run's checkpoint, or for the model that a run of this
-    Config would begin with. Raises ValueError if the run has no whole checkpoint.
-
-    only: "best": the checkpoint of the best validation
-    """
+    """A `play` of `evaluate.evaluate` for a run's checkpoint (`only` "best": that of the best
+    validation), or for the model that a run of this Config would begin with. Raises ValueError if
+    the run has no whole checkpoint."""
     policy, frame = start.load(dataclasses.replace(config, attention=""), run and
                                runs.find_checkpoint(runs.RUNS / run, say, only), say)
     if not (run or policy.image_store):  # a run has proved its model

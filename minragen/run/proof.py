@@ -50,12 +50,7 @@ def prove(policy, max_context):
     image_store = policy.image_store
     for dtype, tolerance in {model.dtype: ROUNDED_TOLERANCE, torch.float32: TOLERANCE}.items():
         try:
-            least = PROOF_TOKENS
-            if image_store:
-                least += 2 * len(image_store.proof_ids())
-                if least > most:
-                    raise ValueError(f"it has positions for {most} tokens; two images and some "
-                                     f"text take {least}.")
+            least = PROOF_TOKENS + 2 * len(image_store.proof_ids() if image_store else ())
             length = min(most, max(least, min(max_context, window + PROOF_TOKENS, affordable)))
             if dtype == model.dtype:
                 gap, largest = _gaps(policy, length)

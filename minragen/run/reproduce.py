@@ -6,12 +6,9 @@ The new run is runs/my-run-again. On the same machine, with the same packages an
 processes, all lines of metrics.jsonl are equal but for times (docs/running.md).
 """
 
-import contextlib
 import dataclasses
-import json
 import sys
 
-from minragen.config import check
 from minragen.look.faults import Parser
 from minragen.run import log, runs, start
 
@@ -22,27 +19,17 @@ def main(argv):
     parser.add_argument("run", help="a folder under runs/")
     name = parser.parse_args(argv).run
     again = f"{name}-again"
-    stored = runs.load_config(name)
-    runs.check_files(stored)
-    runs.refuse_lost_options(name)
-    config = dataclasses.replace(stored, run=again, log="")
-    check(config)  # imports a user's algorithm
+    config = dataclasses.replace(runs.resumed_config({"run": name}), run=again, log="")
     if start.run(config) is None:
         sys.exit(130)  # stopped; nothing to compare
-    lines = read(name)
-    difference = first_difference(lines, read(again))
+    lines, new = ([*map(log.without_times, runs.read_lines(runs.RUNS / run / "metrics.jsonl")[0])]
+                  for run in (name, again))
+    difference = first_difference(lines, new)
     print(difference + (". This was one process; several round differently." if difference else
                         f"{name} is reproduced: its {len(lines)} lines are equal but for times"))
     sys.exit(1 if difference else 0)
 
 
-def read(run):
-    """The lines of a run's metrics.jsonl, without times; none if it has not written any."""
-    path, lines = runs.RUNS / run / "metrics.jsonl", []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        with contextlib.suppress(ValueError, AttributeError, RecursionError):  # a kill may cut one
-            lines.append(log.without_times(json.loads(line)))
-    return lines
 
 
 def first_difference(lines, again):

@@ -35,7 +35,7 @@ from safetensors import SafetensorError
 from tqdm import tqdm
 
 from minragen.config import DATA, RUN_NAME, Config, check
-from minragen.support.options import LAST_WITH_REMOVED, REMOVED, nearest, parse_options
+from minragen.support.options import REMOVED, nearest, parse_options
 
 RUNS = Path("runs")
 # Fields of a Learner that a checkpoint stores as they are.
@@ -52,10 +52,8 @@ def run_folder(config, resume):
     if config.run:
         folder = RUNS / config.run
         if folder.exists() and not resume:
-            advice = (f"Continue it with --run {config.run} --resume (make resume RUN={config.run})"
-                      f", or choose" if (folder / "config.json").exists() else
-                      f"{folder} is no run: it has no config.json. Choose")
-            raise ValueError(f"run {config.run!r} exists already. {advice} another name.")
+            raise ValueError(f"run {config.run!r} exists already. Choose another name, or continue "
+                             f"it with --run {config.run} --resume (make resume RUN={config.run}).")
         return folder
     env, model = config.env.replace(",", "+"), Path(config.model).name
     stem = re.sub(r"[^\w.+=-]+", ".", f"{env}-{config.algo}-{model}-s{config.seed}")
@@ -118,10 +116,7 @@ def save_checkpoint(folder, learner, best=False):
 
 
 def write_files(new, learner):
-    """The files of a checkpoint, last of them the manifest: step, versions, sizes and checksums.
-
-    The model before RL and a teacher never change, so they stand once, beside the checkpoints.
-    """
+    """The files of a checkpoint, last of them the manifest: step, versions, sizes and checksums."""
     policy, trained = learner.policy, torch.nn.Module.state_dict
     if policy.base:
         from minragen.more.lora import trained
@@ -181,8 +176,7 @@ def find_checkpoint(folder, say=print, only=""):
     # A save killed between its renames leaves no `checkpoint` but a whole `checkpoint.new`.
     paths = [folder / f"checkpoint{end}" for end in ("", ".new", ".old", ".best")]
     problems = []
-    if folder.exists():
-        refuse_links(folder)
+    refuse_links(folder)
     for path in (p for p in paths if (p / "manifest.json").exists() and p.name.endswith(only)):
         if problem := damage(path):
             problems.append(f"{problem} has changed")
@@ -221,7 +215,7 @@ def damage(checkpoint):
 
 
 def frozen(learner):
-    """{file: model} of what training needs and never changes."""
+    """{file: model} of what training needs and never changes: it stands beside the checkpoints."""
     base, reference = learner.policy.base, learner.reference and learner.reference.model
     models = dict.fromkeys(model for model in (base, reference) if model is not None)  # distinct
     return dict(zip(("reference.pt", "teacher.pt"), models))
@@ -269,15 +263,21 @@ def resumed_config(given):
 
 
 def lines_until(step, path):
-    """The lines of a file, if there is one, of `step` and before; never those of the final test."""
-    kept = []  # without a line that a kill has cut off
-    for line in path.read_text("utf-8").splitlines() if path.exists() else ():
-        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            entry = json.loads(line)
-            final = entry.get("split") == "test" or any(name.startswith("test/") for name in entry)
-            if entry["step"] <= step and not final:
-                kept.append(line)
-    return kept
+    """The lines of a file of `step` and before; never those of the final test."""
+    return [line for line in read_lines(path)[0] if line["step"] <= step and not (
+        line.get("split") == "test" or any(name.startswith("test/") for name in line))]
+
+
+def read_lines(path, needed=()):
+    """The JSON objects in a file with a step and the keys `needed`; and how many lines are none:
+    a kill may have cut one off, or another process may be writing it. No file has no lines."""
+    lines, texts = [], path.read_text("utf-8", "replace").splitlines() if path.is_file() else []
+    for text in texts:
+        with contextlib.suppress(ValueError, AttributeError, RecursionError):
+            line = json.loads(text)
+            if line.keys() >= {"step", *needed} and isinstance(line["step"], int):
+                lines.append(line)
+    return lines, len(texts) - len(lines)
 
 
 def data_files(texts):
@@ -332,8 +332,7 @@ def read_config(folder):
     """The Config in folder/config.json. Raises ValueError if there is no valid one. Options that
     this version lacks are left out, with a warning."""
     try:
-        with (folder / "config.json").open(encoding="utf-8") as file:
-            stored = json.loads(file.read(2**16))  # a longer text is no Config
+        stored = json.loads((folder / "config.json").read_text("utf-8")[:2**16])  # none is longer
         if not (isinstance(stored, dict) and isinstance(stored.pop("data_files", {}), dict)):
             raise TypeError("expected an object of options")
         if not stored.get("kl_coef"):  # no effect, and it used to be k3
@@ -367,15 +366,12 @@ def refuse_lost_options(run):
     removed.toml, if they have a value that is listed there or no value is."""
     folder = RUNS / run
     stored = lost_options(json.loads((folder / "config.json").read_text("utf-8")))
-    for name, (harmless, now) in REMOVED.items():
-        value = stored.pop(name, None)
-        if value is not None and harmless and value not in harmless:
-            raise ValueError(f"run {run!r} had {name}={value!r}, which ended with commit "
-                             f"{LAST_WITH_REMOVED}; now {now}. Go on at that commit.")
-    if on := [f"{name}={value!r}" for name, value in stored.items() if value]:
-        raise ValueError(f"run {run!r} had {' '.join(', '.join(on).split())[:200]}, which this "
-                         f"version lacks. Go on at the commit that made it: "
-                         f"{commit_of(folder) or 'not known'}.")
+    for name, value in stored.items():
+        harmless, now = REMOVED.get(name, ([], ""))
+        if (harmless and value not in harmless) if now else value:
+            raise ValueError(f"run {run!r} had {name}={value!r:.200}, which this version lacks"
+                             f"{now and f'; now {now}'}. Go on at the commit that made it: "
+                             f"{commit_of(folder) or 'not known'}.")
 
 
 # ---- How a file is written -----------------------------------------------------------------------

@@ -6,8 +6,7 @@
 Most of the reading list runs as one reads it. These functions have others in their places:
 
     read here               runs there               when                       proved by (tests/)
-    rollout.collect         fast/scheduler.py        an environment waits, or   test_rows.py
-                                                     rows exceed max_rows
+    rollout.collect         fast/scheduler.py        rows would wait            test_rows.py
     cache.last_hidden       fast/llama.py            Llama's family             test_attention.py
                             fast/graphs.py           the same, on CUDA          test_rows.py
                             torch.compile            the same, 100 steps        test_attention.py
@@ -19,15 +18,12 @@ Most of the reading list runs as one reads it. These functions have others in th
                                                      CUDA
     models.output_layer,    fast/head.py             bfloat16 on CUDA           test_attention.py
     models.token_logprobs
-    EnvGroups: one row      run/groups.py: threads   environments that wait     test_envs.py
-    after the other
+    EnvGroups: one by one   run/groups.py: threads   environments that wait     test_envs.py
     train.World: alone      run/distributed.py       --nproc, torchrun          test_distributed.py
 
     cache.last_hidden       more/hybrid.py           layers with states          test_hybrid.py
-    models.load_policy      run/load.py              always: it says why a      test_models.py
-                                                     model cannot be used
-    EnvGroups: what raises  run/groups.py            always: one failing        test_envs.py
-    ends all                                         episode ends itself
+    models.load_policy      run/load.py              always: it refuses models  test_models.py
+    EnvGroups: may raise    run/groups.py            always: episodes may fail  test_envs.py
     train.Callbacks         run/log.py               always: it keeps files     test_runs.py
 
 Those above the gap are only faster: `--plain true` turns them off, and starts one process unless
@@ -95,8 +91,8 @@ def run(config, resume=False, say=print):
         try:
             final = train(learner, groups, config, log)
         except torch.OutOfMemoryError as error:
-            raise RuntimeError(f"{learner.policy.device} is out of memory. By the forecast "
-                               f"{memory.remedies(learner, config)}.") from error
+            raise RuntimeError(f"{learner.policy.device} is out of memory. What helps: "
+                               f"{memory.REMEDIES}.") from error
     if log.writes:
         say(last_line(log, ended=final is not None))
     return final
@@ -253,10 +249,7 @@ def last_line(log, ended):
 
 # ---- The command ---------------------------------------------------------------------------------
 def main(argv=None, begun=False):
-    """Train, or print one sentence that says why not.
-
-    begun: whether run/command.py has printed the first line
-    """
+    """Train, or print one sentence that says why not. begun: the first line has been printed."""
     if argv is None:  # torchrun starts it so
         Console.take_over()
     say = print

@@ -64,10 +64,8 @@ def system_message(env, response_format, max_new_tokens=0, example=False, plain=
 
 
 def format_instructions(response_format, max_new_tokens=0):
-    """The format instructions in the system message.
-
-    Dots stand for the parts. Small models copy a placeholder such as "your answer".
-    """
+    """The format instructions in the system message."""
+    # Dots stand for the parts: small models copy a placeholder such as "your answer".
     form = re.sub(r"{\w+}", "...", FORMATS[response_format])
     thinks = ("first a short thought about this state, then "
               if "reasoning" in format_parts(response_format) else "")

@@ -11,23 +11,20 @@ HELD_OUT = ("success", "episode_return", "valid", "grounding", "worldmodeling", 
 def episode_metrics(trajectories):
     """Metrics of the episodes, before any filter; of a mixture also for each environment.
 
-    Episodes whose environment failed are counted in `env_errors` and enter nothing else. If all
-    failed there is nothing else.
+    Episodes whose environment failed are counted in `env_errors` and enter nothing else.
     """
     def means(chosen, prefix=""):
         errors = {prefix + "env_errors": sum(bool(t.error) for t in chosen)}
         chosen = [t for t in chosen if not t.error]
         if not chosen:
             return errors
+        solved = {t.group_id for t in chosen if t.success}
         values = {"success": [t.success for t in chosen],
                   "episode_return": [t.episode_return for t in chosen],
                   "turns": [len(t.turns) for t in chosen],
                   "response_tokens": [t.response_tokens for t in chosen],
-                  "context_full": [t.stop is StopReason.CONTEXT for t in chosen]}
-        groups = {}
-        for t in chosen:
-            groups[t.group_id] = groups.get(t.group_id, False) or t.success
-        values["pass@G"] = list(groups.values())
+                  "context_full": [t.stop is StopReason.CONTEXT for t in chosen],
+                  "pass@G": [group in solved for group in {t.group_id for t in chosen}]}
         # What not all environments report is left out of the mixture's own metrics.
         reported = [set().union(*(t.metrics for t in chosen if t.env == env))
                     for env in {t.env for t in chosen}]

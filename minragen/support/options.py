@@ -19,7 +19,6 @@ def data_table(name):
 
 NOT_OF_ALGO = {"env", "run", "seed", "algo", "model", "response_format"}
 REMOVED = data_table("removed")  # {option: [[values that did nothing], what to do now]}
-LAST_WITH_REMOVED = "5892899"  # the last commit that has them
 
 
 def nearest(kind, name, known):
@@ -40,8 +39,7 @@ def short(value):
 def unknown_option(name, known):
     """The sentence for an unknown option: what to do without one that ended, or the nearest one."""
     if said := REMOVED.get(name.lstrip("-").replace("-", "_")):
-        return (f"unknown option {name!r}: it ended with commit {LAST_WITH_REMOVED}; now "
-                f"{said[1]}.")
+        return f"unknown option {name!r}: it ended with commit 5892899; now {said[1]}."
     return nearest("option", name, known) + " See --help."
 
 
