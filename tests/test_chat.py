@@ -220,7 +220,7 @@ class TestChatFrame:
 
     @pytest.mark.parametrize("template, problem", [
         (None, "no chat template"),
-        (dict(rag="{{ messages }}", tool="{{ messages }}"), "no default specified"),
+        (dict(rag="{{ messages }}", tool="{{ messages }}"), "none is called default: rag, tool"),
         ("{{ messages[-1].content }}", "every turn in the same way"),
         (CHATML.replace("m.content", "m.content | upper"), "every turn in the same way"),
         (CHATML.replace("m.role", "loop.index ~ m.role"), "every turn in the same way"),

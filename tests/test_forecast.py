@@ -1,6 +1,7 @@
 """The forecast of memory, computed for models without weights: the tables of the pages, and what is
 counted once, for each process or not at all. long/test_memory.py measures the peaks."""
 
+import dataclasses
 import os
 import re
 from pathlib import Path
@@ -78,12 +79,21 @@ class TestLine:
     def test_more_than_the_device_has_is_told_with_what_helps(self, monkeypatch):
         policy = Policy("x", large("Qwen2.5-0.5B"), None)
         learner = SimpleNamespace(policy=policy, reference=None, critic=None, world=World())
-        config = from_options(dict(env="frozenlake", model="hub/x"))
-        for there, told in ((2**60, []), (2**30, [
-                f"warning   meta has only 1,024 MiB; what helps: {memory.REMEDIES}"])):
-            monkeypatch.setattr(os, "sysconf", lambda name, there=there: (
-                there if name == "SC_PHYS_PAGES" else 1))
-            assert memory.forecast(learner, config).split("\n")[1:] == told
+        for options, helps in (({}, "--token-budget"), (dict(token_budget=512), "--max-rows")):
+            config = from_options(dict(env="frozenlake", model="hub/x", **options))
+            for there, said in ((2**60, 1), (2**30, 2)):
+                monkeypatch.setattr(os, "sysconf", lambda name, there=there: (
+                    there if name == "SC_PHYS_PAGES" else 1))
+                lines = memory.forecast(learner, config).split("\n")
+                assert len(lines) == said
+            before = peak(learner, config)
+            told = re.findall(r"--([a-z-]+) (\w+) saves ([\d,]+) MiB", lines[1])
+            assert helps in lines[1] and len(told) == 2 + (options == {})  # the others save nothing
+            for option, value, saved in told:
+                changes = {option.replace("-", "_"): value == "true" or int(value)}
+                after = (peak(learner, config, True) if option == "lora-rank" else
+                         peak(learner, dataclasses.replace(config, **changes)))
+                assert (before - after) / 2**20 == pytest.approx(int(saved.replace(",", "")), abs=1)
 
     def test_a_card_that_is_full_ends_a_run_with_what_helps(self, runs, monkeypatch):
         def train(*_):
@@ -91,7 +101,12 @@ class TestLine:
 
         monkeypatch.setattr(start, "train", train)
         said = message("--env", "bandit", "--warmup-steps", "0")
-        assert said.startswith(f"error: cpu is out of memory. What helps: {memory.REMEDIES} (")
+        assert said.startswith("error: cpu is out of memory. By the forecast ")
+        assert said.count(" saves ") == 3
+
+
+def peak(*given):
+    return sums(memory.phases(*given))[1]
 
 
 class TestPages:

@@ -111,4 +111,6 @@ def environments(argv):
     parser.add_argument("env", nargs="?", default="frozenlake", help="as in training [frozenlake]")
     parser.add_argument("seed", nargs="?", type=int, default=0, help="of the instance [0]")
     args = parser.parse_args(argv)
+    if not 0 <= args.seed <= 2**62:
+        parser.error(f"seed: got {args.seed}, expected 0 to 2**62")
     print(transcript(args.env, args.seed))

@@ -108,7 +108,6 @@ class Run:
         # Equal for runs that differ in their seed alone.
         self.settings = dataclasses.replace(self.config, run="", seed=0, device="")
 
-
     def held_out(self, line, split):
         """The success of a split, its 95 % interval (low, high), and of how many episodes: those
         whose environment did not fail. None if the line has none."""

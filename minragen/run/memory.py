@@ -10,6 +10,7 @@ Tests: `python -m pytest tests/long/test_memory.py`, which measures the peaks.
 """
 
 import os
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -25,8 +26,6 @@ from minragen.run.load import STATES, layer_kinds
 
 # Bytes of an id of a batch: 2 integers, 5 masks, 11 numbers, and the part that mini-batches copy.
 BATCH_BYTES = 100
-REMEDIES = ("a lower --max-rows for the rollout, a lower --token-budget or "
-            "--activation-checkpointing true for the update, or a new run with --lora-rank 16")
 
 
 def forecast(learner, config):
@@ -42,15 +41,38 @@ def forecast(learner, config):
              os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     if total <= there:
         return line
-    return f"{line}\nwarning   {device} has only {there / 2**20:,.0f} MiB; what helps: {REMEDIES}"
+    return (f"{line}\nwarning   {device} has only {there / 2**20:,.0f} MiB; what helps: "
+            f"{remedies(learner, config)}")
 
 
-def phases(learner, config):
-    """{phase: {what: bytes}}: first what is always held, then what each phase adds to that."""
+def remedies(learner, config):
+    """Up to three options that lower the peak of the forecast, and by how much, as text."""
+    def peak(frozen=False, **changes):
+        always, *others = (sum(sizes.values()) for sizes in phases(
+            learner, replace(config, **changes), frozen).values())
+        return always + max(others)
+
+    now, rows = peak(), _sizes(learner.policy, config, learner.world.size).slots
+    peaks = {f"--{name.replace('_', '-')} {str(value).lower()}": peak(**{name: value})
+             for name, value in (("token_budget", max(1, config.token_budget // 2)),
+                                 ("max_rows", max(1, rows // 2)),
+                                 ("activation_checkpointing", True))}
+    if not config.lora_rank:
+        peaks["a new run with --lora-rank 16"] = peak(frozen=True)  # its adapters are small
+    saved = sorted(((now - least, option) for option, least in peaks.items()), reverse=True)
+    return ", ".join(f"{option} saves {size / 2**20:,.0f} MiB" for size, option in saved[:3]
+                     if size >= 2**20) or "no option saves a MiB"
+
+
+def phases(learner, config, frozen=False):
+    """{phase: {what: bytes}}: first what is always held, then what each phase adds to that.
+
+    frozen: as if no parameter were trained
+    """
     models = [learner.policy.model, *filter(None, [
         learner.critic, learner.reference and learner.reference.model])]
     parameters = {id(p): p for m in models for p in m.parameters()}.values()  # LoRA shares some
-    trained = [p for p in parameters if p.requires_grad]
+    trained = [p for p in parameters if p.requires_grad and not frozen]
     n = _sizes(learner.policy, config, learner.world.size)
     rollout, kept = _rollout(n, config), {}
     if (learner.policy.regather is not regather  # but fast/sampling.py's
@@ -125,7 +147,7 @@ def _update(n, config, trained):
         kept = n.tokens * n.layers * n.hidden * n.width + max(0, again - logits)
     masks = n.context * n.width * (n.tokens / 2 + n.in_loss)
     numbers = [p.numel() for p in trained]
-    gradients = sum(numbers) + max(numbers)  # one is new and not yet added
+    gradients = sum(numbers) + max(numbers, default=0)  # one is new and not yet added
     if config.gradients_every:
         terms = 1 + (config.entropy_coef > 0) + (config.kl_coef > 0)
         # Of each term: the total, a bucket's sum and a micro-batch's; and two in the making.

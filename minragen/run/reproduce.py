@@ -30,8 +30,6 @@ def main(argv):
     sys.exit(1 if difference else 0)
 
 
-
-
 def first_difference(lines, again):
     """Where a run's lines are not repeated, in words; "" if all are. Metrics that the run's version
     did not measure are passed over."""

@@ -38,6 +38,7 @@ from minragen.config import DATA, RUN_NAME, Config, check
 from minragen.support.options import REMOVED, nearest, parse_options
 
 RUNS = Path("runs")
+KNOWN = {*vars(Config()), "data_files"}  # of config.json
 # Fields of a Learner that a checkpoint stores as they are.
 COUNTERS = ("step", "validation_due", "best_success", "ended", "empty_steps", "skipped", "rounds",
             "ema")
@@ -330,7 +331,7 @@ def refuse_links(folder):
 
 def read_config(folder):
     """The Config in folder/config.json. Raises ValueError if there is no valid one. Options that
-    this version lacks are left out, with a warning."""
+    this version lacks are left out, with a warning if they were on."""
     try:
         stored = json.loads((folder / "config.json").read_text("utf-8")[:2**16])  # none is longer
         if not (isinstance(stored, dict) and isinstance(stored.pop("data_files", {}), dict)):
@@ -340,8 +341,8 @@ def read_config(folder):
         if lost := lost_options(stored):
             warn_once(f"warning   {folder}/config.json has options that this version lacks, which "
                       f"are left out: {' '.join(', '.join(lost).split())[:200]}")
-            stored = {name: value for name, value in stored.items() if name not in lost}
-        config = Config(**{k: tuple(v) if isinstance(v, list) else v for k, v in stored.items()})
+        config = Config(**{name: tuple(value) if isinstance(value, list) else value
+                           for name, value in stored.items() if name in KNOWN})
         for f in dataclasses.fields(config):
             value = getattr(config, f.name)
             texts = value if isinstance(value, tuple) else ()
@@ -355,23 +356,21 @@ def read_config(folder):
 
 
 def lost_options(stored):
-    """{name: value} of what a config.json has and this version does not."""
-    known = {f.name for f in dataclasses.fields(Config)} | {"data_files"}
-    return {name: value for name, value in stored.items() if name not in known}
+    """{name: value} of the options in a config.json that were on and that this version lacks. Off
+    are 0, false or nothing, and of those in removed.toml the values listed there, or all."""
+    return {name: value for name, value in stored.items() if name not in KNOWN and (
+        value not in (REMOVED[name][0] or [value]) if name in REMOVED else value)}
 
 
 def refuse_lost_options(run):
     """Raise ValueError if a run had an option on that this version lacks: its learning cannot go on
-    or be repeated. Options of 0, false or nothing are off, and so are those that are listed in
-    removed.toml, if they have a value that is listed there or no value is."""
-    folder = RUNS / run
-    stored = lost_options(json.loads((folder / "config.json").read_text("utf-8")))
-    for name, value in stored.items():
-        harmless, now = REMOVED.get(name, ([], ""))
-        if (harmless and value not in harmless) if now else value:
-            raise ValueError(f"run {run!r} had {name}={value!r:.200}, which this version lacks"
-                             f"{now and f'; now {now}'}. Go on at the commit that made it: "
-                             f"{commit_of(folder) or 'not known'}.")
+    or be repeated."""
+    stored = json.loads((RUNS / run / "config.json").read_text("utf-8"))
+    for name, value in lost_options(stored).items():
+        now = f"; now {REMOVED[name][1]}" if name in REMOVED else ""
+        made_it = commit_of(RUNS / run) or "not known"
+        raise ValueError(f"run {run!r} had {name}={value!r:.200}, which this version lacks{now}. "
+                         f"Go on at the commit that made it: {made_it}.")
 
 
 # ---- How a file is written -----------------------------------------------------------------------

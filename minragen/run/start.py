@@ -91,8 +91,8 @@ def run(config, resume=False, say=print):
         try:
             final = train(learner, groups, config, log)
         except torch.OutOfMemoryError as error:
-            raise RuntimeError(f"{learner.policy.device} is out of memory. What helps: "
-                               f"{memory.REMEDIES}.") from error
+            raise RuntimeError(f"{learner.policy.device} is out of memory. By the forecast "
+                               f"{memory.remedies(learner, config)}.") from error
     if log.writes:
         say(last_line(log, ended=final is not None))
     return final

@@ -58,6 +58,9 @@ def derive_template(tokenizer, prefix):
     """
     if not tokenizer.chat_template:
         raise ValueError("the tokenizer has no chat template; use an instruction-tuned model.")
+    if isinstance(tokenizer.chat_template, dict) and "default" not in tokenizer.chat_template:
+        raise ValueError(f"the tokenizer has several chat templates and none is called default: "
+                         f"{', '.join(tokenizer.chat_template)}. Name one of them so.")
     texts = find_texts(tokenizer, "<think>" in prefix)
     head, to_user, asked, shown, after_reply = texts
     ids = control_tokens(tokenizer)
