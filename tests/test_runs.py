@@ -39,12 +39,18 @@ from minragen.trajectory import StopReason, Trajectory
 pytestmark = pytest.mark.usefixtures("runs")
 
 
-class TestReadOnlyDisk:
-    """Full disks: long/test_kill.py."""
+class TestFullDisk:
+    """A function that writes fails; long/test_kill.py has real disks."""
 
-    def test_a_folder_or_a_lock_that_cannot_be_made_is_named(self, begun, runs, monkeypatch):
+    def test_a_checkpoint_a_folder_or_a_lock_that_cannot_be_written_is_named(
+            self, begun, runs, monkeypatch):
+        failing = mock.Mock(side_effect=OSError(30, "Read-only"))
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "save", failing)
+            assert message("--run", "a", "--resume", "--steps", "3") == (
+                f"error: cannot write {begun}/checkpoint: [Errno 30] Read-only")
         for name in ("mkdir", "touch"):
-            monkeypatch.setattr(Path, name, mock.Mock(side_effect=OSError(30, "Read-only")))
+            monkeypatch.setattr(Path, name, failing)
         assert message("--run", "b", *BRIEF) == f"error: {runs}/b: Read-only"
         assert message("--run", "a", "--resume") == f"error: {begun}/lock: Read-only"
 
