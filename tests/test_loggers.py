@@ -112,12 +112,3 @@ class TestRefusal:
                 f"error: --log {name} needs a package: pip install {name}")
         assert "unknown log 'wanbd': did you mean 'wandb'?" in message("--log", "wanbd")
         assert not runs.exists()
-
-    def test_what_wandb_says_without_a_login_is_a_sentence(self, runs, monkeypatch, tmp_path):
-        pytest.importorskip("wandb")
-        monkeypatch.setenv("WANDB_MODE", "online")
-        monkeypatch.delenv("WANDB_API_KEY", raising=False)
-        monkeypatch.setenv("NETRC", str(tmp_path / "none"))
-        assert message("--run", "a", "--model", "tiny", *SHORT, "--steps", "1", "--log", "wandb"
-                       ).startswith("error: --log wandb: No API key configured")
-        assert message("--run", "a", "--resume").endswith("Delete it and start again.")

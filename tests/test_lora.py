@@ -30,13 +30,11 @@ pytestmark = pytest.mark.usefixtures("runs")
 LORA = [*LOTTERY, "--lora-rank", "4"]
 
 
-def adapted(rank=4, seed=0, std=0.05, policy=None):
-    """A policy with adapters that change it; `std` 0: as at the start of a run."""
-    policy = policy or Policy("tiny", copy.deepcopy(tiny()[0].model), tiny()[0].tokenizer)
-    lora.add_adapters(policy, rank, seed)
+def adapted(policy):
+    """The policy with adapters that change it."""
+    lora.add_adapters(policy, 4, 0)
     for weight in lora.trained(policy.model).values():
-        if std:
-            weight.normal_(0, std)
+        weight.normal_(0, 0.05)
     return policy
 
 
@@ -51,42 +49,24 @@ def logits(model):
 
 
 class TestAdapters:
-    def test_all_linear_layers_but_the_output_layer_are_adapted_and_start_without_effect(self):
-        """Without its adapters a trained policy is exactly the model before."""
-        fresh, trained, before = adapted(std=0), adapted(), logits(tiny()[0].model)
-        plain = {name for name, x in fresh.base.named_modules() if isinstance(x, torch.nn.Linear)}
+    @pytest.mark.parametrize("name", ["Llama", "Qwen3.5", "LFM3", "Granite 4 H"])
+    def test_all_linear_layers_but_the_output_layer_get_adapters_of_no_effect_yet(self, name):
+        """Not convolutions, decays and time steps. Without its adapters a trained policy is exactly
+        the model before."""
+        fresh, trained, before = (family(name) for _ in range(3))
+        lora.add_adapters(fresh, 4, 0)
+        adapted(trained)
+        plain = {path for path, x in fresh.base.named_modules() if isinstance(x, torch.nn.Linear)}
         assert layers(fresh.model).keys() == plain - {"lm_head"}
         for same in (fresh.model, fresh.base, trained.base):
-            assert torch.equal(logits(same), before)
-        assert not torch.equal(logits(trained.model), before)
-
-    @pytest.mark.parametrize("name, others", [
-        ("Qwen3.5", {"conv1d", "A_log", "dt_bias"}), ("LFM3", {"conv"}),
-        ("Granite 4 H", {"conv1d", "A_log", "dt_bias", "D"})])
-    def test_of_layers_with_states_the_projections_are_adapted(self, name, others):
-        """Not their convolutions, decays and time steps."""
-        policy = family(name)
-        kinds = policy.model.config.layer_types
-        (mixer,) = {path.rsplit(".", 1)[0] for path, _ in policy.model.named_modules()
-                    if path.startswith("model.layers.0.") and path.endswith(".out_proj")}
-        inside = dict(policy.model.get_submodule(mixer).named_parameters())
-        assert kinds[0] != "full_attention" and others <= {path.split(".")[0] for path in inside}
-        lora.add_adapters(policy, 2, 0)
-        adapted_ones = {path.removeprefix(f"{mixer}.") for path in layers(policy.model)
-                        if path.startswith(mixer)}
-        assert adapted_ones == {path.removesuffix(".weight") for path, p in inside.items()
-                                if p.ndim == 2}
-
-    def test_the_seed_decides_the_adapters(self):
-        one, same, other = (lora.trained(adapted(seed=seed, std=0).model) for seed in (0, 0, 1))
-        assert all(torch.equal(one[name], same[name]) for name in one)
-        assert any(not torch.equal(one[name], other[name]) for name in one)
+            assert torch.equal(logits(same), logits(before.model))
+        assert not torch.equal(logits(trained.model), logits(before.model))
 
     @pytest.mark.parametrize("name", ["Qwen2", "Gemma 2", "Phi-3, window", "GPT-2", "Qwen3-MoE",
                                       "DeepSeek V2", "gpt-oss", "Qwen3.5", "LFM3", "Granite 4 H"])
     def test_adapted_families_are_proved_and_merged(self, name, tmp_path):
         """Biases, capped logits, joint and transposed matrices, experts in one tensor, states."""
-        policy = adapted(policy=family(name))
+        policy = adapted(family(name))
         assert "equal a full pass" in prove(policy, CONTEXT)
         policy.save(tmp_path)
         ours, merged = logits(policy.model), logits(load_policy(tmp_path).model)
@@ -95,20 +75,9 @@ class TestAdapters:
 
     def test_in_bfloat16_adapters_have_float32_masters_and_nothing_else_has(self):
         policy = Policy("tiny", copy.deepcopy(tiny()[0].model).to(torch.bfloat16), None)
-        optimizer = trainer.AdamW(adapted(policy=policy).model.parameters(), 1e-3)
+        optimizer = trainer.AdamW(adapted(policy).model.parameters(), 1e-3)
         assert {p.dtype for p in policy.model.parameters()} == {torch.bfloat16}
         assert len(optimizer.masters) == len(optimizer.copies) == 2 * len(layers(policy.model))
-
-    def test_stored_adapters_are_loaded_all_or_refused(self):
-        one, other = (adapted(seed=seed).model for seed in range(2))
-        stored = lora.trained(one)
-        assert not torch.equal(logits(one), logits(other))
-        lora.load(other, stored)
-        assert torch.equal(logits(one), logits(other))
-        (name, weight), *rest = stored.items()
-        for wrong in (dict(rest), stored | {f"{name}.more": weight}):
-            with pytest.raises(RuntimeError, match="Missing key|Unexpected key"):
-                lora.load(other, wrong)
 
 
 class TestSharing:
@@ -126,9 +95,9 @@ class TestSharing:
         assert all(p.grad is None for p in learner.reference.model.parameters())
 
     def test_the_forecast_has_the_weights_once_and_adams_moments_of_the_adapters(self):
-        full, thin = (memory.phases(learner, config) for config, learner, _ in (
-            build(*options, "--algo", "ppo", "--kl-coef", "0.1") for options in (LOTTERY, LORA)))
-        adapters = 4 * sum(x.numel() for x in lora.trained(adapted().model).values())
+        both = [build(*options, "--algo", "ppo", "--kl-coef", "0.1") for options in (LOTTERY, LORA)]
+        full, thin = (memory.phases(learner, config) for config, learner, _ in both)
+        adapters = 4 * sum(x.numel() for x in lora.trained(both[1][1].policy.model).values())
         assert thin["always"]["weights"] < full["always"]["weights"] / 3 + 2 * adapters + 300
         assert thin["always"]["Adam"] == 4 * adapters + 8 * 65
         assert thin["update"]["gradients"] < full["update"]["gradients"] / 5

@@ -257,8 +257,7 @@ class TestLoading:
 
     def test_a_name_that_is_no_model_is_refused_with_what_to_do(self, monkeypatch, tmp_path):
         monkeypatch.setenv("MINRAGEN_CACHE", str(tmp_path))
-        for name, problem in (("smolm2", "unknown model 'smolm2': did you mean 'smollm2'"),
-                              ("smollm2", "make smollm2"), (str(tmp_path), "cannot load model"),
+        for name, problem in (("smollm2", "make smollm2"),
                               (f"{tmp_path}/typo", "/typo': there is no such folder. Give a")):
             with pytest.raises(ValueError, match=problem):
                 load_policy(bundled.resolve(name, None))
@@ -278,6 +277,3 @@ class TestLoading:
         assert chosen(False) == chosen(True, "", "cpu") == ("tiny", "cpu")
         assert chosen(True) == ("smollm2", "cuda")
         assert chosen(True, "a/b", "cuda:1") == ("a/b", "cuda:1")
-        for device, problem in (("cuda", "sees no GPU"), ("cpuu", "did you mean 'cpu'")):
-            with pytest.raises(ValueError, match=problem):
-                chosen(False, "", device)

@@ -225,12 +225,6 @@ class TestFeeding:
         played = collect(policy, frame, groups, 3, rules)
         return passes, played
 
-    @pytest.mark.parametrize("env", ["Lottery", "Slow"])
-    def test_with_a_share_of_1_all_are_fed_together(self, monkeypatch, env):
-        groups = Delayed(f"test_rows:{env}", 4, 3, delays=itertools.cycle(range(30)))
-        passes, played = self.fed(monkeypatch, groups, feed_share=1.0)
-        assert sum(q > 1 for _, q in passes) == max(len(t.turns) for t in played)
-
     @pytest.mark.parametrize("env, share, max_rows, expected", [
         ("Lottery", 1.0, 12, False), ("Lottery", 1.0, 11, True), ("Lottery", 0.9, 12, True),
         ("Slow", 1.0, 12, True)])

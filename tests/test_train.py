@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import message, parsed, run_apart
+from conftest import message, parsed
 from toys import tiny
 from training import BRIEF, metrics, read_lines, run
 
@@ -23,13 +23,13 @@ from minragen import train as trainer
 from minragen.environments import layers
 from minragen.envs import REGISTRY, Observation, make
 from minragen.fast import llama, prefix_tree
-from minragen.look import diagnostics, report
+from minragen.look import diagnostics
 from minragen.more.described import DescribedTurn
 from minragen.rollout import Rules, collect
 from minragen.run import bundled, start
 from minragen.run.groups import RUN_METRICS, PatientGroups
 from minragen.run.load import load_policy
-from minragen.run.log import TIMES, Log, console_line, keep_advantages, texts_of
+from minragen.run.log import TIMES, Log, keep_advantages, texts_of
 from minragen.run.runs import run_folder
 from minragen.support.metrics import episode_metrics, waiting_metrics
 from minragen.train import QUIET
@@ -82,71 +82,8 @@ EPISODES = [episode(valid=0.5, f1=0.25),
                                 stop=StopReason.ENV_ERROR, error="OSError: gone")]
 
 
-class TestStep:
-    def test_episodes_whose_environment_failed_are_in_nothing_but_the_speed(self):
-        """What is trained on: test_step.py."""
-        config, learner, groups = build(*shlex.split(
-            "--env toys:Faulty --num-groups 4 --group-size 4 --max-new-tokens 6 --filter none "
-            "--warmup-steps 0"))
-        callbacks, seen = trainer.Callbacks(), []
-        callbacks.diagnose = lambda learner, step, played, *_: seen.extend(played) or {}
-        found, trajectories = trainer.train_step(learner, groups, config, callbacks)
-        assert seen == [t for t in trajectories if not t.error] and 4 < len(seen) < 16
-        tokens = sum(t.response_tokens for t in trajectories)
-        assert found["tokens_per_second"] * found["rollout_seconds"] == pytest.approx(tokens)
-        assert found["seconds"] > found["rollout_seconds"]
-
-
-class Recorder(trainer.Callbacks):
-    """Notes what `train` asks of it: validations as "v" and their step, "w" of lines, "s" of
-    checkpoints, "b" of the best. stop: the step after whose training the user asks to stop."""
-
-    def __init__(self, stop=None):
-        self.calls, self.stop, self.step = [], stop, 0
-
-    def say(self, line):
-        self.calls.append(line[:12])
-
-    def write(self, metrics):
-        self.calls.append(f"w{metrics['step']}")
-
-    def save(self, learner, best):
-        self.calls.append(f"{'b' if best else 's'}{learner.step}")
-
-    def early_stop(self, metrics):
-        self.step = metrics["step"]
-        return "bored." if self.step == 7 else ""
-
-    def stop_requested(self):
-        return self.step == self.stop
-
-
 class TestLoop:
-    @pytest.fixture
-    def trained(self, monkeypatch):
-        """trained(options, learner, stop): what `train` does; a step takes no time."""
-        def train(options, learner, stop=None, successes=(), skipped=0, empty=0, gone=None):
-            recorder, config = Recorder(stop), parsed("--env", "bandit", *shlex.split(options))
-
-            def step(learner, *_):
-                learner.step += 1
-                learner.skipped, learner.empty_steps = skipped, empty
-                return {"step": learner.step}, []
-
-            def validate(learner, split, *_):
-                recorder.calls.append(f"{split[0]}{learner.step}")
-                if learner.step == gone:
-                    raise ConnectionError
-                return {f"{split}/success": dict(successes).get(learner.step, 0.0)}
-
-            monkeypatch.setattr(trainer, "train_step", step)
-            monkeypatch.setattr(trainer, "validate", validate)
-            try:
-                trainer.train(learner, {s: s for s in ("train", "val", "test")}, config, recorder)
-            except (FloatingPointError, ConnectionError) as error:
-                recorder.calls.append(type(error).__name__[:5])
-            return " ".join(recorder.calls)
-        return train
+    """That a request to stop saves, and leaves a validation to the resumed run: test_runs.py."""
 
     @pytest.mark.parametrize("options, given, expected", [
         ("--steps 5 --val-every 2 --save-every 9", {},  # the first is the best, all are equal
@@ -159,13 +96,35 @@ class TestLoop:
          "v0 w0 v1 w1 b1 stopped: in  t1 w1"),
         ("--steps 9 --val-every 1 --save-every 1", dict(skipped=5), "v0 w0 w1 Float"),
         ("--steps 9 --val-every 2 --save-every 9", dict(gone=2), "v0 w0 w1 v2 w2 Conne")])
-    def test_it_validates_saves_and_ends_as_its_lines_say(self, trained, options, given, expected):
-        assert trained(options, trainer.Learner(*tiny(), None), **given) == expected
+    def test_it_validates_saves_and_ends_as_its_lines_say(
+            self, monkeypatch, options, given, expected):
+        """Validations are "v" and their step, "w" written lines, "s" checkpoints, "b" the best."""
+        calls, config = [], parsed("--env", "bandit", *shlex.split(options))
+        callbacks = SimpleNamespace(
+            say=lambda line: calls.append(line[:12]), episodes=lambda *_: None,
+            write=lambda line: calls.append(f"w{line['step']}"), stop_requested=lambda: False,
+            save=lambda learner, best: calls.append(f"{'b' if best else 's'}{learner.step}"),
+            early_stop=lambda line: "bored." if line["step"] == 7 else "")
 
-    def test_a_request_to_stop_saves_and_leaves_the_validation_to_the_resumed_run(self, trained):
-        learner, options = trainer.Learner(*tiny(), None), "--steps 3 --val-every 2 --save-every 9"
-        assert trained(options, learner, stop=2) == "v0 w0 w1 w2 s2" and learner.validation_due
-        assert trained(options, learner) == "v2 w2 b2 v3 w3 s3 t3 w3"
+        def step(learner, *_):
+            learner.step += 1
+            learner.skipped, learner.empty_steps = given.get("skipped", 0), given.get("empty", 0)
+            return {"step": learner.step}, []
+
+        def validate(learner, split, *_):
+            calls.append(f"{split[0]}{learner.step}")
+            if learner.step == given.get("gone"):
+                raise ConnectionError
+            return {f"{split}/success": given.get("successes", {}).get(learner.step, 0.0)}
+
+        monkeypatch.setattr(trainer, "train_step", step)
+        monkeypatch.setattr(trainer, "validate", validate)
+        try:
+            trainer.train(trainer.Learner(*tiny(), None),
+                          {s: s for s in ("train", "val", "test")}, config, callbacks)
+        except (FloatingPointError, ConnectionError) as error:
+            calls.append(type(error).__name__[:5])
+        assert " ".join(calls) == expected
 
 
 class TestDescribe:
@@ -254,12 +213,6 @@ class TestRollOut:
 
 
 class TestLearner:
-    def test_reference_and_critic_exist_only_when_used(self):
-        _, plain, _ = build(*BRIEF)
-        _, kl_reward, _ = build(*BRIEF, "--algo", "reinforce-pp")
-        assert plain.reference is None and plain.critic is None and kl_reward.critic is None
-        assert not any(p.requires_grad for p in kl_reward.reference.model.parameters())
-
     def test_it_is_built_as_the_options_and_the_model_say(self, monkeypatch):
         def load(*given, **named):
             policy = load_policy(*given, **named)
@@ -407,17 +360,11 @@ class TestRuns:
             assert f"{label} {line[name]:{form}}" in step
         assert re.search(r"  gap \S+  +\d+ tok/s  \d+\.\d\d s  val ", step)
 
-    def test_a_line_of_the_console_says_if_nothing_was_updated(self):
-        config = parsed("--env", "frozenlake")
-        assert "kept  0/32, no update   1234 tok/s" in console_line(
-            {"step": 3, "groups_kept": 0, "tokens_per_second": 1234.0}, config)
-
     def test_warnings_are_told_and_diagnoses_compared_to_the_first(self, runs, capsys, monkeypatch):
         """Each diagnosis is of rows of its own; its moving averages go on."""
         compared, history, diagnosed, real = [], [], [], diagnostics.collapse_metrics
         monkeypatch.setattr(diagnostics, "collapse_metrics", lambda *given, **named: (
             diagnosed.append((*given, named)), real(*given, **named))[1])
-        monkeypatch.setattr(report, "write", lambda folders: None)
         monkeypatch.setattr(diagnostics, "regime", lambda *pair: compared.append(pair) or "here")
         monkeypatch.setattr(diagnostics, "warnings_of", lambda lines: (
             history.append([line["step"] for line in lines]) or ["take care"] * (len(lines) == 3)))
@@ -439,21 +386,20 @@ class TestRuns:
     def test_a_run_whose_filter_stays_empty_stops_for_good_and_says_why(self, runs, capsys):
         run("--env toys:Lottery --run a --steps 9 --num-groups 2 --group-size 4 --val-size 1 "
             "--warmup-steps 0 --env-arg prize=0.0 --max-turns 1 --reward success")
-        assert "the filter (top_p) kept no group" in capsys.readouterr().out
+        printed = capsys.readouterr().out
+        assert "the filter (top_p) kept no group" in printed
+        assert printed.count("kept  0/2, no update  ") == 5
         before = metrics(runs / "a")
         assert [line["step"] for line in before] == [0, 1, 2, 3, 4, 5, 5]
         run("--run a --resume")
         assert metrics(runs / "a") == before
 
-    def test_it_stops_early_only_if_asked_says_why_and_validates(self, runs, monkeypatch, capsys):
+    def test_it_stops_early_only_if_asked(self, runs, monkeypatch):
         monkeypatch.setattr(diagnostics, "early_stop", lambda history: (
             "it collapsed." if history and history[-1]["step"] == 2 else ""))
         for name, option, last in (("a", "true", 2), ("b", "false", 3)):
             run(f"--run {name} --steps 3 --early-stop {option}", *BRIEF, "--val-every", "9")
-            lines = metrics(runs / name)
-            assert [line["step"] for line in lines] == [*range(last + 1), last]
-            assert "val/success" in lines[-2]
-            assert ("stopped: it collapsed. Read" in capsys.readouterr().out) == (name == "a")
+            assert metrics(runs / name)[-1]["step"] == last
 
     def test_an_existing_run_is_not_overwritten_and_each_without_a_name_is_new(self, runs, begun):
         before = (begun / "metrics.jsonl").read_text()
@@ -464,7 +410,12 @@ class TestRuns:
         shutil.copytree(begun, runs / "bandit-grpo-tiny-s0")
         assert run_folder(parsed(*BRIEF), False).name == "bandit-grpo-tiny-s0-2"
 
-    def test_failed_episodes_are_counted_told_and_written_and_stop_no_run(self, runs, capsys):
+    def test_failed_episodes_are_counted_told_and_written_and_stop_no_run(
+            self, runs, capsys, monkeypatch):
+        """What is trained on: test_step.py."""
+        diagnosed = []
+        monkeypatch.setattr(diagnostics, "diagnose", lambda learner, config, step, played, lines: (
+            diagnosed.extend(played)) or {})
         small = ("--num-groups 4 --group-size 4 --steps 2 --val-size 9 --warmup-steps 0 "
                  "--max-new-tokens 6 --max-context 200")
         run(f"--env toys:Faulty --run a {small}")
@@ -477,6 +428,8 @@ class TestRuns:
                     (2, "test"): lines[3]["test/env_errors"]}
         assert Counter((e["step"], e["split"]) for e in entries) == {
             place: min(4, n) for place, n in failures.items()} and one["grad_norm"] > 0
+        assert len(diagnosed) == 32 - one["env_errors"] - two["env_errors"]
+        assert not any(t.error for t in diagnosed)
         assert (f"env error {one['env_errors']} train episodes failed in their environment and are "
                 "left out: OSError: the server is gone") in capsys.readouterr().out
 
@@ -491,35 +444,6 @@ class TestRuns:
         assert lines[1:5] == [
             {"step": step, "env_errors": 16, "rollouts": 4} for step in (1, 2, 3, 4)]
         assert len(read_lines(runs / "a" / "trajectories.jsonl")) == 5 * 4 + 3 * 2
-
-
-@pytest.fixture(scope="module")
-def mixed(tmp_path_factory):
-    """The folder of a run with a class of somebody else and an environment that fails."""
-    return run_apart(
-        tmp_path_factory, "--env walks:Step,toys:Faulty --num-groups 4 --group-size "
-        "4 --steps 2 --val-size 8 --warmup-steps 0 --max-new-tokens 6 --filter none")
-
-
-class TestMixture:
-    def test_a_class_of_somebody_else_trains_beside_another_environment(self, mixed):
-        lines, entries = metrics(mixed), read_lines(mixed / "trajectories.jsonl")
-        assert [line["step"] for line in lines] == [0, 1, 2, 2]
-        walk = "walks:Step"
-        assert all(line[f"{walk}/turns"] > 1 and line[f"{walk}/env_errors"] == 0
-                   and line["grad_norm"] > 0 for line in lines[1:3])
-        prompts = {e["messages"][0]["content"].partition("\nReply")[0]
-                   for e in entries if e["env"] == walk}
-        assert prompts == {make(walk).system_prompt}
-
-    def test_the_package_datasets_reads_every_episode_as_it_was_written(self, mixed, tmp_path):
-        datasets = pytest.importorskip("datasets")
-        path = mixed / "trajectories.jsonl"
-        entries = read_lines(path)
-        read = datasets.load_dataset("json", data_files=str(path), split="train",
-                                     cache_dir=str(tmp_path))
-        assert [*read] == entries
-        assert len({(e["env"], e["split"], bool(e["error"])) for e in entries}) == 9
 
 
 class TestLearning:

@@ -10,7 +10,6 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ import torch
 import towers
 import transformers
 from conftest import message, parsed
-from safetensors.torch import load_file
 from several import several
 from test_train import build, played, updated
 from towers import TORCHVISION, folder_of, gemma3, gemma4, idefics3, llava, mistral3
@@ -174,21 +172,6 @@ class TestRollout:
             ours = torch.tensor(t.sequences[0].sample_logprobs)[1:][mask]
             assert (ours - theirs).abs().max().item() < 1e-4
 
-    def test_images_are_context_and_never_sampled(self, policy, conversations):
-        for t in conversations:
-            seen = [i >= policy.image_store.first for i in t.tokens]
-            assert sum(seen) == policy.image_store.size * len(t.turns)
-            assert not any(s and r for s, r in zip(seen, t.sequences[0].response_mask))
-
-    def test_members_share_the_features_of_their_first_image(self, policy, monkeypatch):
-        model = policy.model.whole.base_model
-        counted = mock.Mock(wraps=model.get_image_features)
-        monkeypatch.setattr(model, "get_image_features", counted)
-        play(policy, members=3, cap=2)
-        of_one = next(iter(policy.image_store.pixels.values()))["pixel_values"]
-        seen = counted.call_args_list[0].kwargs["pixel_values"]
-        assert len(seen) == 2 * len(of_one)  # of six rows
-
 
 @pytest.mark.parametrize("policy", QWEN, indirect=True)
 class TestGrids:
@@ -209,58 +192,29 @@ class TestGrids:
         return [torch.tensor([x for i, part in enumerate(parts) for x in ids_of(i, part)])
                 for parts in ((7, 0, 5, 1, 3), (2, 2, 1, 0, 4, 1, 9), (20, 1, 2))]
 
-    def test_positions_are_those_of_transformers(self, policy, rows):
-        decoder, store, found = policy.model.base_model, policy.image_store, []
-        decoder.rotary_emb.register_forward_pre_hook(lambda rope, args: found.append(args[1]))
-        for ids in rows:
-            seen = ids >= store.first
-            numbers, _ = store.numbers(ids[seen][::store.size])
-            grids = torch.cat([store.pixels[n]["image_grid_thw"] for n in numbers.tolist()])
-            expected, _ = policy.model.whole.base_model.get_rope_index(
-                ids.masked_fill(seen, store.image_id)[None], seen.int()[None], grids)
-            decoder(input_ids=ids[None], use_cache=False)
-            assert torch.equal(found.pop(), expected)
-
-    def test_rows_in_pieces_that_swap_and_split_equal_full_passes(self, policy, rows):
-        for seed in range(3):
-            assert self.gap(policy, rows, seed) < 1e-4
-
-    def test_positions_in_one_dimension_are_refused(self, policy, rows):
-        """The control: then tokens have the positions of their places."""
-        places = []
-        for hook, first in ((lambda m, args, options: places.append(options.get("position_ids")),
-                             True),
-                            (lambda m, args, options: (
-                                args, options | dict(position_ids=places.pop())), False)):
-            policy.model.base_model.register_forward_pre_hook(hook, prepend=first, with_kwargs=True)
-        assert self.gap(policy, rows, 0) > 0.1
-        policy.image_store.shape = 48, 64, 3
-        with pytest.raises(RuntimeError, match="differs between cached turns and a full pass"):
-            prove(policy, 320)
-
+    @pytest.mark.parametrize("seed", range(3))
     @torch.no_grad()
-    def gap(self, policy, rows, seed):
-        """The difference in nats between pieces of rows, also of images, and full passes: the mean
-        over the vocabulary after the worst piece. After each piece the slots are put into another
-        order, and at first a row is copied."""
+    def test_rows_in_pieces_that_swap_and_split_equal_full_passes(self, policy, rows, seed):
+        """Pieces may end within an image. After each one the slots are put into another order, and
+        at first a row is copied. Last the proof, of the learner too."""
         full = [policy.model(ids[None]).logits[0].log_softmax(dim=-1) for ids in rows]
-        rng, order, gaps = np.random.default_rng(seed), [0, 1, 2], []
-        slots = KVSlots(policy.model, 3, 100)
+        rng, order, slots = np.random.default_rng(seed), [0, 1, 2], KVSlots(policy.model, 3, 100)
         while lasting := [i for i, row in enumerate(order) if slots.lengths[i] < len(rows[row])]:
             fresh = [rows[row][n:n + rng.integers(i in lasting, 12)]
                      for i, (row, n) in enumerate(zip(order, slots.lengths.tolist()))]
             counts = torch.tensor([*map(len, fresh)])
             logits = policy.extend(slots, torch.nn.utils.rnn.pad_sequence(fresh, True), counts)
             slots.bounds = slots.lengths.clone()
-            log_p = logits.log_softmax(dim=-1)
-            gaps += [(log_p[i] - full[row][slots.lengths[i] - 1]).abs().mean().item()
-                     for i, row in enumerate(order) if counts[i]]
+            for i in counts.nonzero()[:, 0]:
+                gap = logits[i].log_softmax(dim=-1) - full[order[i]][slots.lengths[i] - 1]
+                assert gap.abs().mean() < 1e-4
             if len(order) == 3:
                 slots, order = regather([(slots, [2, 0]), (slots, [1, 0])], 100), [
                     order[i] for i in (2, 0, 1, 0)]
             swapped = slots.move_to_front(sorted(rng.permutation(4)[:2].tolist()))
             order = [order[i] for i in swapped]
-        return max(gaps)
+        policy.image_store.shape = 48, 64, 3
+        assert "gap" in prove(policy, 320)
 
 
 class TestLearning:
@@ -303,44 +257,15 @@ class TestLearning:
 VISUAL_LAKE = shlex.split(
     "--env frozenlake --env-arg view=image --layer random_reward --warmup-steps 0 --num-groups 2 "
     "--group-size 4 --val-size 2 --mini-batch 8 --max-new-tokens 8 --max-context 1600 "
-    "--max-turns 3 --filter none --clip-high 10 --lr 3e-3")
+    "--max-turns 3 --filter none")
 
 
 @pytest.mark.usefixtures("runs")
-class TestQwen:
-    """Models of tiny's size learn FrozenLake from images."""
-
-    @pytest.mark.parametrize("package", [towers.qwen2_5_vl, towers.qwen3_5], indirect=True)
-    def test_ten_steps_on_one_batch_lower_the_loss_and_move_each_parameter(self, package, tmp_path):
-        """What is saved then is what transformers loads."""
-        config, learner, batch = played(*VISUAL_LAKE, "--model", str(package), "--max-turns", "2")
-        model = learner.policy.model
-        before = {name: p.clone() for name, p in model.named_parameters()}
-        batch, _ = trainer.compute_targets(learner, batch, config)
-        losses = [trainer.update(learner, batch, config, step)["policy_loss"]
-                  for step in range(1, 11)]
-        assert losses[-1] < losses[4] < losses[0] - 0.1, losses
-        assert not [name for name, p in model.named_parameters() if torch.equal(p, before[name])]
-        learner.policy.save(tmp_path)
-        whole = transformers.AutoModelForImageTextToText.from_pretrained(tmp_path)
-        theirs = vision.VisionLanguageModel(whole.eval(), model.image_store.processor)
-        theirs.image_store, ids = model.image_store, torch.tensor([model.image_store.proof_ids()])
-        assert torch.equal(model(ids).logits, theirs(ids).logits)
-
-    def test_a_killed_run_goes_on_bit_for_bit(self, tmp, runs, monkeypatch):
-        folder = folder_of(towers.qwen2_5_vl, tmp)
-        assert_resumed_alike(runs, monkeypatch, [
-            *VISUAL_LAKE, "--model", str(folder), *shlex.split(
-                "--kl-coef 0.1 --steps 2 --save-every 1 --diagnose-every 0")])
-        first, last = (load_file(path / "model.safetensors")
-                       for path in (folder, runs / "straight/checkpoint"))
-        assert not any(torch.equal(x, last[name]) for name, x in first.items())
-        evaluation.main(["--run", "straight", "--size", "2"])
-
+class TestRuns:
     @pytest.mark.parametrize("options", [
-        "--algo ppo", "--lora-rank 4", "--activation-checkpointing true", "--plain true",
+        "--algo ppo", "--algo ppo --lora-rank 4", "--activation-checkpointing true", "--plain true",
         "--context limited --window 2"])
-    def test_with_other_options_too_it_is_trained_on_what_was_sampled(self, options, tmp):
+    def test_a_qwen_learns_from_what_was_sampled_in_all_weights_or_in_adapters(self, options, tmp):
         """The first layers of Qwen3-VL take features of images from the tower."""
         if "lora" in options:
             pytest.importorskip("peft")
@@ -351,21 +276,11 @@ class TestQwen:
         assert metrics["logprob_gap"] < 1e-5
         for names, part in itertools.product(moved, ("deepstack_merger_list", "patch_embed")):
             assert any(part in name for name in names) == ("lora" not in options), part
+        assert all("layers" in " ".join(names) for names in moved)
 
-
-@pytest.mark.usefixtures("runs")
-class TestRuns:
     def test_a_killed_run_goes_on_bit_for_bit(self, runs, monkeypatch):
         assert_resumed_alike(runs, monkeypatch, [*PAINTED, *shlex.split(
             "--algo ppo --kl-coef 0.1 --steps 2 --save-every 1 --num-groups 2")])
-
-    def test_policy_and_critic_train_their_towers_or_leave_them(self):
-        for options, moves in (((), True), (("--lora-rank", "4"), False)):
-            config, learner, batch = played(*PAINTED, "--algo", "ppo", *options)
-            _, moved = updated(config, learner, batch, learner.policy.model, learner.critic)
-            for names in map(" ".join, moved):
-                assert ("vision_tower" in names) == moves and "layers" in names
-                assert ("multi_modal_projector" in names) == ("--lora-rank" not in options)
 
     def test_a_step_keeps_its_own_images_only(self):
         config, learner, groups = build(*PAINTED)
@@ -430,7 +345,6 @@ class TestRuns:
         ("--context single_turn --window 2", "use --context full or limited"),
         ("--model tiny --env frozenlake --env-arg view=image", "this model reads only text"),
         ("--env frozenlake --env-arg view=grid", "tiny-vlm needs square images"),
-        ("--env sokoban --env-arg view=image --env-arg cols=8", "tiny-vlm needs square images"),
         ("--env frozenlake,sokoban --env-arg frozenlake.view=image --env-arg sokoban.view=image",
          "tiny-vlm needs square images of one size")])
     def test_what_does_not_fit_is_refused_with_a_sentence(self, options, said):
@@ -475,8 +389,6 @@ class TestTextOnly:
                               f"--max-turns 2 --kl-coef 0.1 --steps 2 --save-every 1")
         assert_resumed_alike(runs, monkeypatch, options)
         assert "reads text only: its vision tower is frozen" in capsys.readouterr().out
-        assert (runs / "straight/checkpoint").joinpath(PROCESSOR_FILES[
-            package.name != "gemma4"]).exists()
         evaluation.main(["--run", "straight", "--size", "2"])
         assert "reads text only" in capsys.readouterr().out
 
