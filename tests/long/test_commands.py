@@ -12,12 +12,10 @@ import sys
 from collections import Counter
 
 import pytest
-import test_project
 from test_readme import PAGES, code_blocks
 
 from lab.figure import ROOT
 
-fork = test_project.fork
 SHORT = ("--steps 1 --num-groups 2 --group-size 2 --val-size 2 --max-new-tokens 12 "
          "--warmup-steps 0 --save-every 1 --diagnose-every 0")
 OWN = "make leaderboard ALGO=my_algo:preset"  # has a test of its own
@@ -171,12 +169,13 @@ class TestTiers:
 
 
 class TestWheel:
-    def test_it_trains_sokoban_where_it_is_installed(self, fork):
+    def test_it_trains_sokoban_where_it_is_installed(self, tmp_path):
+        shutil.copytree(ROOT / "minragen", tmp_path / "minragen")
         for name in ("pyproject.toml", "README.md", "LICENSE"):
-            shutil.copy(ROOT / name, fork)
+            shutil.copy(ROOT / name, tmp_path)
         run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation",
-             "--disable-pip-version-check", "--wheel-dir", "dist", "."], fork)
-        (wheel,) = (fork / "dist").glob("*.whl")
-        shutil.unpack_archive(wheel, fork / "site", "zip")
+             "--disable-pip-version-check", "--wheel-dir", "dist", "."], tmp_path)
+        (wheel,) = (tmp_path / "dist").glob("*.whl")
+        shutil.unpack_archive(wheel, tmp_path / "site", "zip")
         words = [sys.executable, "-m", "minragen.train", "--env", "sokoban", *SHORT.split()]
-        assert "done      runs/" in run(words, fork / "dist", PYTHONPATH=str(fork / "site"))
+        assert "done      runs/" in run(words, tmp_path / "dist", PYTHONPATH=str(tmp_path / "site"))
