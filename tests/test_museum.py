@@ -6,7 +6,6 @@ import itertools
 
 import pytest
 import torch
-from test_chat import family
 from toys import puppet, sampled, scripted, tiny
 
 from minragen import config as settings
@@ -54,6 +53,9 @@ class TestMask:
 
 
 class TestTokens:
+    """Qwen3's template drops the thoughts of earlier turns, so the next prompt is a new one
+    (verl#6854, gem#44): test_chat.py::TestFamilies."""
+
     def test_a_reply_is_trained_in_the_ids_that_were_sampled(self):
         """RAGEN ctx_manager.py:209 (trl#5224, rllm#272) encodes decoded text: 7 ids become one."""
         in_bytes = tiny()[0].tokenizer.convert_tokens_to_ids(list("Ġplayer"))
@@ -71,21 +73,6 @@ class TestTokens:
         as_one_text = frame.encode(tokenizer.decode(t.tokens))
         assert tokenizer.convert_ids_to_tokens(as_one_text)[-3:] == [">\n", "U", "p"]
         assert tokenizer.convert_ids_to_tokens(t.tokens[start - 1:]) == ["<think>", "Ċ", "U", "p"]
-
-    def test_the_thoughts_of_earlier_turns_stay(self):
-        """Qwen3's template drops them, so the next prompt is a new one (verl#6854, gem#44)."""
-        tokenizer, _ = family("qwen3")
-        reply = tokenizer(" plan A</think><answer> Up</answer>")["input_ids"]
-        t, frame, start = scripted(reply, turns=2, room=900, tokenizer=tokenizer)
-        system, user, assistant, observation, _ = t.messages()
-        assistant["content"] = f"<think>{assistant['content']}"
-        rendered = tokenizer.apply_chat_template([system, user, assistant, observation],
-                                                 tokenize=False, add_generation_prompt=True)
-        first_turn = t.tokens[:start + len(reply)]
-        assert frame.encode(rendered)[:len(first_turn)] != first_turn and "plan" not in rendered
-        appended = tokenizer.decode(t.tokens[:-len(reply)])
-        assert appended.startswith(tokenizer.decode(first_turn))
-        assert appended.endswith(rendered[rendered.index(observation["content"]):] + "<think>")
 
 
 class TestLogprobs:

@@ -57,34 +57,24 @@ class TestStructure:
 class TestWings:
     PROGRAM = """
 import sys
-from minragen.run import command, start
-
-def lines_loaded(log, ended):
-    files = [module.__file__ for name, module in sys.modules.items()
-             if name.partition(".")[0] == "minragen"]
-    lines.append(sum(len(open(file).readlines()) for file in files if file))
-    return write_report(log, ended)
-
-lines, write_report, start.last_line = [], start.last_line, lines_loaded
+from minragen.run import command
 try:
     command.train(["--help"])
 except SystemExit:
     command.train(sys.argv[1:])
 import minragen.eval
-print(*lines)
 print(*{"peft", "matplotlib", "tensorboard", "wandb", "datasets", "reasoning_gym", "openenv",
         "fastapi", "websockets", "trl"} & sys.modules.keys())
 """
 
-    def test_bandits_first_step_loads_at_most_7500_lines_and_no_optional_package(self, tmp_path):
-        """Without look/report.py, which comes after the training. The help names the rest."""
+    def test_a_run_of_bandit_and_the_help_load_no_optional_package(self, tmp_path):
+        """The help names what is in wings."""
         words = [sys.executable, "-c", self.PROGRAM, *BRIEF, "--model", "tiny", "--steps", "1"]
         done = subprocess.run(words, cwd=tmp_path, text=True, capture_output=True, check=False,
                               env=os.environ | {"PYTHONPATH": str(ROOT)})
         assert done.returncode == 0 and not done.stderr.strip(), done.stderr
-        *told, lines, optional = done.stdout.splitlines()
-        assert {"gigpo,", "min_p"} <= {*" ".join(told).split()}
-        assert int(lines) <= 7500 and optional == ""
+        *told, optional = done.stdout.splitlines()
+        assert {"gigpo,", "min_p"} <= {*" ".join(told).split()} and optional == ""
 
 
 def make(*words, **environment):

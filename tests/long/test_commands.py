@@ -9,7 +9,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections import Counter
 
 import pytest
 from test_readme import PAGES, code_blocks
@@ -19,15 +18,6 @@ from lab.figure import ROOT
 SHORT = ("--steps 1 --num-groups 2 --group-size 2 --val-size 2 --max-new-tokens 12 "
          "--warmup-steps 0 --save-every 1 --diagnose-every 0")
 OWN = "make leaderboard ALGO=my_algo:preset"  # has a test of its own
-# Prints the files that pytest would collect, and imports none of them.
-FILES = """
-import os, sys, pytest
-class Files:
-    def pytest_collect_file(self, file_path, parent):
-        if any(file_path.is_relative_to(os.path.abspath(x)) for x in parent.config.args):
-            print(os.path.relpath(file_path))
-pytest.main([*sys.argv[1:], "-n0", "--collect-only", "-s", "-p", "no:python"], plugins=[Files()])
-"""
 INSTALLED = [word for name in ("ready", "test", "lean") for word in ("-o", f".venv/{name}")]
 
 
@@ -151,21 +141,6 @@ class TestCommands:
         ("environments", "bandit --size 2")])
     def test_a_measurement_for_developers_runs(self, checkout, module, little):
         run([".venv/bin/python", "-m", f"lab.{module}", *little.split()], checkout)
-
-
-class TestTiers:
-    def test_every_file_of_tests_is_run_by_exactly_one_command(self):
-        """`make -n test-all` prints those of `make test` too."""
-        lines = run(["make", "-n", *INSTALLED, "test-all"], ROOT).splitlines()
-        tiers = [line.split(" -m ")[1].partition(" &")[0] for line in lines if "pytest" in line]
-        run_by = Counter()
-        for words in tiers:
-            printed = run([sys.executable, "-c", FILES, *words.split()[1:]], ROOT)
-            files = {*re.findall(r"^tests/(?:\w+/)?test_\w+\.py$", printed, re.MULTILINE)}
-            assert files
-            run_by.update(files)
-        assert run_by == Counter(str(path.relative_to(ROOT))
-                                 for path in (ROOT / "tests").rglob("test_*.py"))
 
 
 class TestWheel:
