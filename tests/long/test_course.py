@@ -64,12 +64,6 @@ def difference(shown, output):
     return "\n".join(difflib.unified_diff(shown, output, "the page", "this run", lineterm="", n=1))
 
 
-def shown_by(cell):
-    """What a cell of a notebook has printed, without progress bars."""
-    return "".join(output.text for output in cell.get("outputs", ())
-                   if output.get("name") == "stdout")
-
-
 class TestChapters:
     @pytest.mark.parametrize("name", CODE)
     def test_a_block_can_be_pasted_at_the_prompt_of_python(self, name):
@@ -111,8 +105,9 @@ class TestNotebooks:
         assert [f"{source}\n" for source in code] == every[:len(code)]
         book.cells += map(nbformat.v4.new_code_cell, every[len(code):])  # the solutions
         NotebookClient(book, timeout=600, resources={"metadata": {"path": tmp_path}}).execute()
-        first, *printed = [abbreviated(shown_by(cell)) for cell in book.cells
-                           if cell.cell_type == "code"]
+        first, *printed = [abbreviated("".join(  # without progress bars
+            output.text for output in cell.get("outputs", ()) if output.get("name") == "stdout"))
+            for cell in book.cells if cell.cell_type == "code"]
         assert first == "" and len(printed) == len(shown) >= len(code) + 3
         if "WRITE" in os.environ:
             write(page, printed)
