@@ -46,64 +46,24 @@ def related_rows(seed):
             torch.tensor([m + [False] * (longest - len(m)) for m in masks]), lengths)
 
 
-def tree_of_lists(rows, masked, most):
-    """What PrefixTree computes, in lists: a node is a prefix, numbered in the order of the sorted
-    rows. masked: the places of each row's masked tokens    most: pairs of a part, as PAIRS
-    """
-    rows = [row[:max(places, default=0)] for row, places in zip(rows, masked)]
-    number, paths, new = {}, [None] * len(rows), []
-    for row in sorted(range(len(rows)), key=rows.__getitem__):
-        first = len(number)
-        paths[row] = [number.setdefault((*rows[row][:end],), len(number))
-                      for end in range(1, len(rows[row]) + 1)]
-        new.append((paths[row], [p for p, node in enumerate(paths[row]) if node >= first]))
-    before = [path[p - 1] for path, places in zip(paths, masked) for p in places]
-    wanted = sorted({*before})
-    few = [(path, [p for p in positions if path[p] in wanted]) for path, positions in new]
-    return ([ids[-1] for ids in number], [len(ids) - 1 for ids in number], wanted,
-            [wanted.index(node) for node in before],
-            parts_of_lists(new, [*number.values()], most), parts_of_lists(few, wanted, most))
-
-
-def parts_of_lists(rows, asking, most):
-    """Queries, keys, masks and real results of each part, and where each query's result stands.
-
-    rows: [(path, positions with a query)]      asking: the nodes with a query
-    """
-    rows = sorted((row for row in rows if row[1]), key=lambda row: -len(row[1]))
-    parts, order, together = [], [], []
-    for path, positions in rows:
-        together.append((path, positions))
-        order += [asking.index(path[p]) for p in positions]
-        q, k = len(together[0][1]), 1 + max(places[-1] for _, places in together)
-        if (path, positions) == rows[-1] or len(together) * q * max(
-                len(path) for path, _ in together) > most:
-            padded = [places + places[-1:] * (q - len(places)) for _, places in together]
-            parts.append((
-                [[asking.index(path[p]) for p in places]
-                 for places, (path, _) in zip(padded, together)],
-                [path[:k] + [0] * (k - len(path)) for path, _ in together],
-                [[[key <= p for key in range(k)] for p in places] for places in padded],
-                [i * q + j for i, (_, places) in enumerate(together) for j in range(len(places))]))
-            together = []
-    return parts, [order.index(query) for query in range(len(order))]
-
-
 class TestPrefixTree:
     @pytest.mark.parametrize("most", [30, 99, 400, 2**18])
-    def test_nodes_paths_and_parts_are_those_of_plain_lists(self, most, monkeypatch):
+    def test_a_part_has_few_pairs_and_the_last_layer_only_the_queries_that_are_read(
+            self, most, monkeypatch):
+        """A part is full with the row that exceeds `most`, which is what PAIRS has."""
         decoder = family("Llama").model.base_model
         monkeypatch.setitem(prefix_tree.PAIRS, "cpu", most)
         for seed in range(50):
             tokens, mask, _ = related_rows(seed)
             tree = prefix_tree.PrefixTree(decoder, tokens, mask)
-            ours = [x.tolist() for x in (tree.tokens, tree.positions, tree.wanted, tree.state_of)]
-            for parts, order in (tree._parts, tree._last_parts):
-                ours.append(([(part.queries.tolist(), part.keys.tolist(),
-                               part.masks.eq(0)[:, 0].tolist(), part.real.tolist())
-                              for part in parts], order.tolist()))
-            assert (*ours,) == tree_of_lists(tokens.tolist(), [
-                row.nonzero()[:, 0].tolist() for row in mask], most)
+            read = {(*row[:place],) for row, masked in zip(tokens.tolist(), mask)
+                    for place in masked.nonzero()[:, 0].tolist()}
+            for (parts, _), queries in ((tree._parts, tree.tokens), (tree._last_parts, read)):
+                assert sum(len(part.real) for part in parts) == len(queries)
+                for part in parts:
+                    (n, q), keys = part.queries.shape, part.masks.eq(0)[:, 0, -1].sum(dim=-1)
+                    assert n == 1 or (n - 1) * q * keys[:-1].max() <= most
+                    assert n * q * keys.max() > most or part is parts[-1]
 
     @pytest.mark.parametrize("name, way", [
         *((name, "") for name in LEAN), ("Mistral, window", "segments"),

@@ -84,13 +84,6 @@ class TestDemonstrations:
         habits = ("Right || Right", "Right || Down", "Left || Right", "Left || Down")
         assert shares == pytest.approx({"Up": 0.3} | dict.fromkeys(habits, 0.7 / 4), abs=0.03)
 
-    def test_each_step_has_noise_of_its_own_and_a_repeated_one_the_same(self):
-        noise = []
-        for step in (3, 4, 3):
-            demonstrate(tiny("bandit")[1], EnvGroups("bandit", 1, 1), step,
-                        lambda env, rng: noise.append(rng.random()) or "Up")
-        assert noise[0] == noise[2] != noise[1]
-
 
 class TestWarmUp:
     def test_the_learning_rate_rises_for_a_tenth_of_the_steps_and_falls_to_zero(self, monkeypatch):

@@ -15,7 +15,7 @@ from lab import archive
 from minragen import config as settings
 from minragen import eval as evaluation
 from minragen.__main__ import main as command
-from minragen.config import ALGOS, PRESETS, ROOM, Config, preset
+from minragen.config import PRESETS, ROOM, Config, preset
 from minragen.envs import REGISTRY
 from minragen.look import report
 from minragen.run.bundled import choose_model
@@ -80,8 +80,6 @@ class TestPresets:
         assert set(PRESETS["tiny"]) == set(REGISTRY)
         for env in REGISTRY:
             settings.check(preset(env))
-        for algo in ALGOS:
-            settings.check(preset("frozenlake", algo))
 
     @pytest.mark.parametrize("env", REGISTRY)
     def test_the_stored_runs_of_the_results_have_the_settings_of_todays_presets(self, env):
@@ -178,9 +176,7 @@ class TestBadInput:
 
     def test_a_misspelt_name_gets_the_nearest_known_one(self):
         self.check(
-            (["--env", "frozenlak"], "unknown env 'frozenlak': did you mean 'frozenlake'? Known: "),
             (["--model", "smolm2"], "unknown model 'smolm2': did you mean 'smollm2'"),
-            (["--group-sise", "1"], "did you mean '--group-size'"),
             (["--filter", "topk"], "unknown filter 'topk': did you mean 'top_k'"),
             (["--response-format", "worldmodelling"], "did you mean 'worldmodeling'"),
             (["--env-arg", "slipp=0.1"], "did you mean 'slip'"),
@@ -204,8 +200,10 @@ class TestBadInput:
 
     def test_a_value_outside_its_bounds_is_refused_with_them(self):
         self.check(
-            (["--lr", "fast"], "invalid float value: 'fast'"),
             (["--norm-by-std", "maybe"], "expected true or false"),
+            (["--env-arg", "slip"], "expected name=value"),
+            (["--env", "frozenlake=²"], "a number for every environment or none"),
+            (["--env", "frozenlake,bandit", "--val-size", "1"], "and at least one each"),
             (["--steps", "0"], "steps: got 0, expected at least 1"),
             (["--temperature", "0"], "temperature: got 0.0, expected at least 0.0001"),
             (["--temperature", "nan"], "temperature: got nan, expected a finite number"),
@@ -222,13 +220,6 @@ class TestBadInput:
         if not torch.cuda.is_available():
             self.check((["--device", "cuda:7"], "sees no GPU"))
 
-    def test_numbers_and_options_that_an_environment_cannot_have_are_refused(self):
-        self.check(
-            (["--env", "frozenlake=²"], "a number for every environment or none"),
-            (["--env", "frozenlake,bandit", "--val-size", "1"], "and at least one each"),
-            (["--env-arg", "slip"], "expected name=value"),
-            (["--env-arg", "slip=2"], "option slip of FrozenLake: got 2, expected 0 to 1."))
-
     def test_choices_that_contradict_each_other_are_refused(self):
         self.check(
             (["--group-size", "1"], "grpo compares the members of a group"),
@@ -236,12 +227,10 @@ class TestBadInput:
             (["--stale", "1", "--tis-cap", "2", "--top-p", "0.9"], "no top_k and no top_p"),
             (["--algo", "ppo", "--group-size", "1"], "group_size 1 has no reward std"),
             (["--credit", "turn"], "grpo compares whole episodes"),
-            (["--algo", "bi-level", "--context", "limited"], "expected full"),
             (["--filter", "top_k_abs", "--filter-value", "2.5"], "expected a whole number above 0"),
             (["--resample", "2"], "top_p with filter_value 1"),
             (["--algo", "dapo", "--filter", "top_k"], "replaces groups of reward std"),
             (["--algo", "ppo", "--ratio", "sequence"], "one advantage per row"),
-            (["--kl-coef", "1", "--kl-estimator", "k1"], "unknown kl_estimator 'k1'"),
             (["--reward", "success", "--response-format", "grounding", "--description-reward", "1"],
              "reward success pays for nothing else"),
             (["--algo", "maxrl", "--layer", "random_reward"], "and no layer random_reward"),

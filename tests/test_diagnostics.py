@@ -1,4 +1,7 @@
-"""The diagnostics: information, retrieval, regimes, warnings, gradients by bucket."""
+"""The diagnostics: information, retrieval, regimes, warnings, gradients by bucket.
+
+Their scores are compared with full passes in test_families.py.
+"""
 
 import copy
 import itertools
@@ -8,7 +11,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from test_families import family
 from toys import tiny
 
 from lab import archive
@@ -16,7 +18,6 @@ from minragen import models
 from minragen.chat import ChatFrame
 from minragen.config import Config
 from minragen.envs import REGISTRY
-from minragen.fast.policies import faster
 from minragen.look import diagnostics
 from minragen.look.diagnostics import VARIED, Pair, collapse_metrics, gradient_metrics, score_matrix
 from minragen.models import AdamW, token_logprobs
@@ -94,28 +95,6 @@ class TestSamplers:
             assert abs(np.mean([p.trajectory for p in drawn]) - 0.5) < 0.04, draw
         last = np.mean([p.turn == 8 for p in drawn if p.trajectory == 0])
         assert abs(last - 1 / 9) < 0.04  # turns are uniform, too
-
-
-class TestScores:
-    PROMPTS = [(5, 6, 7), (9,), (4, 8, 9, 10, 11, 12, 3), (5, 6, 8)]
-    REASONINGS = [(20, 21, 22), (23,), (20, 24), (25, 26, 27, 28, 29)]
-
-    @torch.no_grad()
-    def slow(self, model, temperature=1.0):
-        """One plain forward pass for every pair."""
-        scores = torch.zeros(4, 4, dtype=torch.float64)
-        for i, z in enumerate(self.REASONINGS):
-            for j, x in enumerate(self.PROMPTS):
-                log_p = (model(torch.tensor([x + z])).logits[0] / temperature).log_softmax(-1)
-                scores[i, j] = log_p[range(len(x) - 1, len(x + z) - 1), z].sum()
-        return scores
-
-    @pytest.mark.parametrize("policy", [family("Llama"), faster(family("Llama"))])
-    def test_they_are_those_of_one_plain_pass_for_every_pair(self, policy):
-        """A pair cannot be cut and may exceed the token budget."""
-        for temperature, budget in ((0.7, 1), (0.7, 10**6), (0, 8)):  # 0: greedy play
-            scores = score_matrix(policy, self.PROMPTS, self.REASONINGS, temperature, budget)
-            assert torch.allclose(scores, self.slow(policy.model, temperature or 1.0), atol=1e-4)
 
 
 class TestInformation:

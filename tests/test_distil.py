@@ -11,7 +11,6 @@ from conftest import message, parsed
 from toys import tiny
 from training import BRIEF, assert_resumed_alike, metrics, run
 
-from minragen import starpo
 from minragen.more.stale import OlderWeights
 from minragen.run import bundled, start
 
@@ -76,11 +75,3 @@ class TestTruncatedWeights:
         config = parsed("--env", "bandit", "--model", str(tmp_path), "--tis-cap", "2")
         with pytest.raises(ValueError, match="tis_cap: it has no effect here. In float32"):
             start.build_learner(config, start.build_groups(config))
-
-    def test_a_token_counts_as_much_as_it_has_become_likelier_up_to_the_cap(self):
-        """By hand: from a half to a quarter, to itself, to nine tenths; bounded by 1.5."""
-        old, sampled = torch.tensor([0.25, 0.5, 0.9]).log(), torch.tensor([0.5, 0.5, 0.5]).log()
-        sampling = torch.tensor([True, True, True])
-        weights = starpo.truncated_weights(old, sampled, 1.5, sampling)
-        assert weights.tolist() == pytest.approx([0.5, 1.0, 1.5])
-        assert starpo.truncated_weights(old, sampled, 1.5, ~sampling).tolist() == [1.0] * 3

@@ -30,7 +30,6 @@ from minragen.models import Policy
 from minragen.rollout import collect
 from minragen.run import bundled, distributed, start
 from minragen.run import runs as storage
-from minragen.run.log import without_times
 
 real = test_step.real
 # Mixture, filter, resampling, both KLs, and for ppo a critic and whitening.
@@ -138,16 +137,6 @@ class TestEpisodes:
 
 
 class TestLearning:
-    @pytest.mark.parametrize("algo, processes", [("grpo", 2), ("ppo", 3)])
-    def test_three_steps_end_like_those_of_one_process(self, real, float64, algo, processes):
-        config = configured(algo=algo, **EVERYTHING)
-        _, _, learner = real(config, play=collect)
-        _, _, other = real(config, play=collect, processes=processes)
-        for a, b in zip(other.weights, learner.weights, strict=True):
-            assert float((a - b).abs().max()) < 1e-9
-        for line, expected in zip(other.lines, learner.lines, strict=True):
-            assert without_times(line) == pytest.approx(without_times(expected), rel=1e-6, abs=1e-9)
-
     def test_a_mini_batch_may_have_fewer_rows_than_there_are_processes(self, real, float64):
         assert_equal(real, configured(mini_batch=2), processes=4)
 

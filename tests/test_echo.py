@@ -62,7 +62,6 @@ class TestEcho:
     def test_where_there_is_nothing_to_predict_it_is_refused_with_a_sentence(self):
         for options, said in (
                 ("--env bandit --echo-coef 1", "Episodes of one turn have no observation"),
-                ("--env frozenlake --context limited --echo-coef 1", "needs the reply before"),
                 ("--env frozenlake --model tiny-vlm --echo-coef 1", "predicts text, and frozen"),
                 ("--env frozenlake --model tiny-vlm --algo gigpo", "shows no state as text")):
             assert said in message(*options.split(), "--run", "x"), options

@@ -145,18 +145,6 @@ class TestTurns:
         assert drawn == [same.reset()[0] for _ in range(4)] and len({*drawn}) == 4
 
 
-class TestImages:
-    def test_the_image_of_an_observation_has_the_only_mark(self):
-        """What data say is told with a blank: `< image>`."""
-        seen = set()
-        for env in (begin("walks:Quoting", seed) for seed in range(20)):
-            said, *_ = env.step("Right")
-            shown = "" if said.image is None else "<image>\n"
-            assert f"125\n{shown}Day {env.day}: < image><< image>image>\nTurns" in said
-            seen.add(shown)
-        assert len(seen) == 2
-
-
 class TestMake:
     def test_a_users_module_is_found_in_the_current_folder(self, tmp_path, monkeypatch):
         (tmp_path / "my_walk.py").write_text("from test_envs import Walk\nclass My(Walk): pass\n")

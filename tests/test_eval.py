@@ -13,7 +13,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from conftest import parsed, run_apart
+from conftest import parsed
 from test_families import write_family
 from test_readme import code_blocks
 from training import read_lines, run
@@ -29,7 +29,7 @@ from minragen.look.evaluate import SETS, of_set
 from minragen.look.faults import Fault, failure_of
 from minragen.look.intervals import pass_at_k, wilson
 from minragen.look.play import play
-from minragen.look.players import DEMONSTRATIONS, features, nearest_demonstration, scripted
+from minragen.look.players import DEMONSTRATIONS, features, nearest_demonstration, players, scripted
 from minragen.run import measure, start
 from minragen.run.groups import env_groups
 from minragen.run.runs import load_config
@@ -111,24 +111,6 @@ class TestEvaluate:
         with pytest.raises(RuntimeError, match="every episode of bandit failed"):
             evaluated(config, "val", 2, sampled[2:3] * 2, [(True, 1.0)] * 2)
 
-    @pytest.mark.parametrize("split", ["val", "test"])
-    def test_baselines_play_the_instances_of_the_split_from_seed_0(self, split):
-        config, once = parsed("--env", "frozenlake"), [(True, 1.0)] * 40
-        table = evaluated(config, split, 40, once, once)["frozenlake"]
-        groups = env_groups(config, split, 40)
-        groups.reset(0)
-        episodes = []
-        for row, env in enumerate(groups.envs):
-            rng, turns, over = np.random.default_rng([0, row]), 0, False
-            while not over:
-                _, reward, terminated, truncated, info = env.step(env.random_answer(rng))
-                turns, over = turns + 1, terminated or truncated
-            episodes.append((info["success"] == 1, reward, turns, 1.0))
-        assert [(t.success, t.episode_return, len(t.turns), t.metrics["valid"])
-                for t in table.players["random policy"]] == episodes
-        assert sums(table)["solver"] == (40, 40, 1.0)
-        assert 0.05 < sum(success for success, *_ in episodes) / 40 < 0.5
-
     def test_equal_instances_are_counted_once_as_distinct(self):
         once = [(True, 0.1)] * 30
         config = parsed("--env", "bandit", "--env-arg", "mixed=False")
@@ -197,13 +179,14 @@ PROGRAMS = {"deepcoder", "lean"}  # they run programs, which takes long
 
 class TestPlayers:
     @pytest.mark.parametrize("name", sorted({row["env"] for row in SCRIPTED} - PROGRAMS))
-    def test_the_shallow_player_succeeds_as_often_as_the_table_of_the_environments_says(self, name):
+    def test_they_succeed_as_often_as_the_table_of_the_environments_says(self, name):
         """On the instances of a validation, by default and with the options of tiny's preset."""
         stored = [row for row in SCRIPTED if row["env"] == name]
         for config, row in zip((Config(env=name), preset(name)), stored, strict=True):
-            played = scripted(env_groups(config, "val", row["size"]),
-                              lambda env, texts, rng: env.shallow_answer(texts))
-            assert sum(t.success for t in played) == row["players"]["shallow player"]
+            groups = env_groups(config, "val", row["size"])
+            for player in ("random policy", "shallow player", "solver"):
+                played = scripted(groups, players(training=None)[player])
+                assert sum(t.success for t in played) == row["players"][player], player
 
 
 def players_of(capsys, *argv):
@@ -212,19 +195,11 @@ def players_of(capsys, *argv):
     return [line[:22].strip() for line in capsys.readouterr().out.splitlines()[2:] if "[" in line]
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """Two runs, of which one is a copy of the other."""
-    run_a = run_apart(tmp_path_factory, "--env bandit --steps 1 --num-groups 2 --group-size 4 "
-                                        "--val-size 16")
-    shutil.copytree(run_a, run_a.with_name("b"))
-    return run_a.parent
-
-
 @pytest.fixture
-def trained(finished, runs):
-    """A copy of them as runs/."""
-    return shutil.copytree(finished, runs)
+def trained(begun, runs):
+    """Two runs in runs/, of which b is a copy of a."""
+    shutil.copytree(begun, runs / "b")
+    return runs
 
 
 @pytest.fixture
@@ -258,15 +233,15 @@ class TestCommand:
     def test_it_measures_a_run_on_a_split_as_it_measured_itself(self, trained, refused, capsys):
         (trained / "a").rename(trained / "d")  # a run is where its folder is
         lines = read_lines(trained / "d" / "metrics.jsonl")
-        for split, line in (("val", lines[1]), ("test", lines[2])):
-            evaluation.main(["--run", "d", "--split", split, "--size", "16"])
+        for split, line in (("val", lines[2]), ("test", lines[3])):
+            evaluation.main(["--run", "d", "--split", split, "--size", "4"])
             printed, bars = (text.splitlines() for text in capsys.readouterr())
             assert bars == []
             rate = line[f"{split}/success"]
-            low, high = wilson(round(rate * 16), 16)
+            low, high = wilson(round(rate * 4), 4)
             assert f"{rate:7.3f}   [{low:.3f}, {high:.3f}]" in printed[2]
             assert printed[7].startswith("solver                   1.000")
-        assert lines[1]["val/success"] != lines[2]["test/success"]
+        assert lines[2]["val/success"] != lines[3]["test/success"]
         refused((["--run", "e"], "unknown run 'e'. Known: b, d."),
                 (["--run", "d", "--size", "0"], "expected 1 to 65536"))
 

@@ -224,18 +224,22 @@ class TestFamilies:
         """The others: long/test_at_length.py."""
         assert listed_as(name) == measured(name)
 
-    @pytest.mark.parametrize("name", ["Ministral", "StarCoder2, window", "GPT-2, longer",
+    @pytest.mark.parametrize("name", ["Llama", "Ministral", "StarCoder2, window", "GPT-2, longer",
                                       "Qwen3.5", "LFM3", "Granite 4 H"])
     @torch.no_grad()
     def test_the_scores_of_the_diagnostics_are_those_of_full_passes(self, name):
-        """Of a pair that is longer than the model's positions the beginning is left out."""
+        """A pair may exceed the token budget. Of one that is longer than the model's positions the
+        beginning is left out."""
         policy, rng = family(name), torch.Generator().manual_seed(0)
         prompts, reasonings = ([torch.randint(300, (n,), generator=rng).tolist() for n in lengths]
                                for lengths in ((49, 31, 12), (30, 6, 1)))
-        scores = diagnostics.score_matrix(policy, prompts, reasonings)
-        for score, (z, x) in zip(scores.flatten(), itertools.product(reasonings, prompts)):
-            log_p = policy.model(torch.tensor([x + z])).logits[0, len(x) - 1:-1].log_softmax(dim=-1)
-            assert abs(log_p[range(len(z)), z].sum() - score) < 1e-3
+        prompts[2], reasonings[1] = prompts[0][:12], reasonings[0][:6]
+        for temperature, budget in ((0.7, 1), (0.7, 10**6), (0, 8)):  # 0: greedy play
+            scores = diagnostics.score_matrix(policy, prompts, reasonings, temperature, budget)
+            for score, (z, x) in zip(scores.flatten(), itertools.product(reasonings, prompts)):
+                logits = policy.model(torch.tensor([x + z])).logits[0, len(x) - 1:-1]
+                log_p = (logits / (temperature or 1.0)).log_softmax(dim=-1)
+                assert abs(log_p[range(len(z)), z].sum() - score) < 1e-3
         long, most = prompts[0] + reasonings[0], diagnostics.max_positions(policy.model)
         assert torch.equal(
             diagnostics.score_matrix(policy, [long], reasonings[:1]),

@@ -27,6 +27,7 @@ import pytest
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 from test_deepcoder import CALL, MBPP, STDIN
+from test_webshop import asked, lamp
 
 from minragen.chat import ChatFrame
 from minragen.config import Config, preset
@@ -211,16 +212,11 @@ RECORDS = {
         "question": "Who?", "answer": "Ann", "supporting_facts": [["Ann", 0]],
         "context": [["Ann", ["Ann is.", "She."]]]}, {"question": "Who?", "answer": ["Ann"]}],
     ("searchqa", "corpus"): [{"title": "Ann", "text": "Ann is."}, {"text": "y"}],
-    ("webshop", "products"): [{
-        "asin": "B01", "name": "Red mug", "query": "mug", "product_category": "Home › Mugs",
-        "pricing": "$9.50$12", "customization_options": {"size": [{"value": "Big"}]},
-        "full_description": "A mug.", "small_description": ["red"]}],
+    ("webshop", "products"): [lamp(1)],
     ("deepcoder", "data"): [MBPP, STDIN, CALL],
     ("lean", "data"): [{"formal_statement": "theorem a (n : Nat) : n = n := by sorry",
                         "header": "import Mathlib"},
                        {"formal_statement": "open Nat\nlemma b : 1 = 1 :=\n  by"}]}
-INSTRUCTIONS = {"B01": {"instruction": "a red mug", "attributes": ["red"],
-                        "instruction_attributes": ["red"]}}
 FILES = count()  # a new name for each file: they are cached
 
 
@@ -235,7 +231,7 @@ def records(rng):
         options = {option: str(path)} | ({"server": "http://lean"} if name == "lean" else {})
         if name == "webshop":
             options["instructions"] = f"{path}.instructions"
-            Path(options["instructions"]).write_bytes(document(INSTRUCTIONS, rng))
+            Path(options["instructions"]).write_bytes(document({"B01": asked(1)}, rng))
         try:
             env = make(name, **options)
             env.instance_split = lambda: env.split

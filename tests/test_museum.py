@@ -6,15 +6,12 @@ import itertools
 
 import pytest
 import torch
-from test_chat import family
-from torch.nn.functional import pad
 from toys import puppet, sampled, scripted, tiny
 
 from minragen import config as settings
 from minragen import starpo
 from minragen.config import Config
 from minragen.envs import EnvGroups
-from minragen.more.estimators import bi_level_gae
 from minragen.run import bundled
 from minragen.run.load import load_policy
 from minragen.train import Learner, roll_out
@@ -56,38 +53,17 @@ class TestMask:
 
 
 class TestTokens:
+    """Qwen3's template drops the thoughts of earlier turns, so the next prompt is a new one
+    (verl#6854, gem#44): test_chat.py::TestFamilies."""
+
     def test_a_reply_is_trained_in_the_ids_that_were_sampled(self):
-        """RAGEN ctx_manager.py:209 (trl#5224, rllm#272) encodes decoded text: 7 ids become one."""
+        """RAGEN ctx_manager.py:209 (trl#5224, rllm#272) encodes decoded text: 7 ids become one.
+        Qwen2.5 has a token for ">\\n". If "<think>" and a reply that begins with a new line are
+        encoded as one text (SkyRL#2092), the prefix takes its first token."""
         in_bytes = tiny()[0].tokenizer.convert_tokens_to_ids(list("Ġplayer"))
         t, frame, start = scripted(in_bytes)
         assert t.turns[0].text == " player" and len(frame.encode(t.turns[0].text)) == 1
         assert t.tokens[start:] == in_bytes
-
-    def test_the_forced_prefix_does_not_merge_with_the_reply(self):
-        """Qwen2.5 has a token for ">\\n". If "<think>" and a reply that begins with a new line are
-        encoded as one text (SkyRL#2092), the prefix takes its first token."""
-        tokenizer = copy.deepcopy(tiny()[0].tokenizer)
-        tokenizer.add_tokens([">\n"])
-        reply = tokenizer.convert_tokens_to_ids(["Ċ", "U", "p"])
-        t, frame, start = scripted(reply, tokenizer=tokenizer)
-        as_one_text = frame.encode(tokenizer.decode(t.tokens))
-        assert tokenizer.convert_ids_to_tokens(as_one_text)[-3:] == [">\n", "U", "p"]
-        assert tokenizer.convert_ids_to_tokens(t.tokens[start - 1:]) == ["<think>", "Ċ", "U", "p"]
-
-    def test_the_thoughts_of_earlier_turns_stay(self):
-        """Qwen3's template drops them, so the next prompt is a new one (verl#6854, gem#44)."""
-        tokenizer, _ = family("qwen3")
-        reply = tokenizer(" plan A</think><answer> Up</answer>")["input_ids"]
-        t, frame, start = scripted(reply, turns=2, room=900, tokenizer=tokenizer)
-        system, user, assistant, observation, _ = t.messages()
-        assistant["content"] = f"<think>{assistant['content']}"
-        rendered = tokenizer.apply_chat_template([system, user, assistant, observation],
-                                                 tokenize=False, add_generation_prompt=True)
-        first_turn = t.tokens[:start + len(reply)]
-        assert frame.encode(rendered)[:len(first_turn)] != first_turn and "plan" not in rendered
-        appended = tokenizer.decode(t.tokens[:-len(reply)])
-        assert appended.startswith(tokenizer.decode(first_turn))
-        assert appended.endswith(rendered[rendered.index(observation["content"]):] + "<think>")
 
 
 class TestLogprobs:
@@ -122,56 +98,18 @@ class TestSeeds:
         assert min(ours) > Config().val_size  # validation's seeds begin at 0
 
 
-def bi_level_by_reward(rewards, mask, discount):
-    """RAGEN's bi-level GAE for values of 0: a turn ends where the reward is not 0."""
-    ends, worth = [t for t, reward in enumerate(rewards) if reward], {}
-    for end, following in zip(ends[::-1], [None, *ends[:0:-1]]):
-        worth[end] = rewards[end] + discount * worth.get(following, 0.0)
-    return [worth[[e for e in ends if e >= t][0]] if m else 0.0 for t, m in enumerate(mask)]
-
-
-class TestAdvantages:
-    def test_a_turn_ends_where_it_ends_and_not_where_a_reward_is(self):
-        """RAGEN core_algos.py:128. A turn without reward loses its discount, a last one raises an
-        IndexError, and with a penalty on each token each token is a turn."""
-        turn_ids = torch.tensor([[0, 0, -1, 1, 1]])
-        with pytest.raises(IndexError):
-            bi_level_by_reward([0, 1, 0, 0, 0], [1, 1, 0, 1, 1], 0.5)
-        late, penalised = [0, 0, 0, 0, 1], [-0.1, -0.1, 0, -0.1, 1]
-        for rewards, theirs, ours in ((late, [1, 1, 0, 1, 1], [0.5, 0.5, 0, 1, 1]),
-                                   (penalised, [-0.05, 0.1, 0, 0.4, 1], [0.3, 0.4, 0, 0.9, 1])):
-            assert bi_level_by_reward(rewards, [1, 1, 0, 1, 1], 0.5) == pytest.approx(theirs)
-            got, _ = bi_level_gae(torch.tensor([rewards]).float(), torch.zeros(1, 5),
-                                  turn_ids >= 0, turn_ids, gamma_turn=0.5)
-            assert got[0].tolist() == pytest.approx(ours, abs=1e-6)
-
-    def test_a_time_limit_is_worth_nothing(self):
-        """Pardo et al. 2018 bootstrap: they add the value of the state at a time limit. Here V = 0
-        after it. This is a choice: the limit is part of the task, and the prompt names it."""
-        rewards, values, value_at_the_limit = torch.zeros(1, 2), torch.full((1, 2), 0.5), 0.5
-        following = pad(values, (0, 1), value=value_at_the_limit)[:, 1:]
-        assert (rewards + following - values).tolist() == [[0, 0]]
-        got, _ = starpo.masked_gae(rewards, values, torch.ones(1, 2).bool(), lam=0.0)
-        assert got.tolist() == [[0, -0.5]]
-
-
 class TestLoss:
-    """verl's agg_loss averages each micro-batch, and GRPO-Zero grpo.py:220 logs the last loss:
-    test_step.py::TestPairs."""
+    """Other bugs of sums over tokens are shown by test_step.py, which compares each of them with
+    plain loops:
 
-    def test_prompt_and_padding_are_not_counted(self):
-        """nano-aha-moment utils.py:190 counts ignored labels too: 10 tokens and not 3. verl divides
-        "seq-mean-token-sum-norm" by the width of the padded batch, Dr. GRPO by a constant."""
-        mask = torch.tensor([[0, 0, 0, 1, 0], [0, 0, 0, 1, 1]]).bool()
-        labels = torch.where(mask, 7, -100)
-        labels[labels == -100] = 0
-        assert (labels != -100).sum() == 10
-        assert starpo.loss_weights(mask).unique().tolist() == pytest.approx([0, 1 / 3])
-        for padding, theirs in ((0, 0.3), (5, 0.15)):
-            wide = pad(mask, (0, padding))
-            assert wide.sum(dim=1).float().mean() / wide.shape[1] == pytest.approx(theirs)
-            weights = starpo.loss_weights(wide, "seq-mean-token-sum-norm", 5)
-            assert starpo.aggregate(torch.ones(wide.shape), weights) == pytest.approx(0.3)
+    RAGEN core_algos.py:128 ends a turn where the reward is not 0. A turn without reward loses its
+    discount, a last one raises an IndexError, and with a penalty on each token each token is a turn
+    (TestAlgorithms). Pardo et al. 2018 bootstrap: they add the value of the state at a time limit.
+    Here it is 0, since the limit is part of the task, and the prompt names it (TestAlgorithms).
+    nano-aha-moment utils.py:190 counts the ignored labels of prompt and padding, and verl divides
+    "seq-mean-token-sum-norm" by the width of the padded batch (TestOptions). verl's agg_loss
+    averages each micro-batch, and GRPO-Zero grpo.py:220 logs the last loss (TestPairs).
+    """
 
     def test_one_rare_token_is_not_the_update(self):
         """k3, `low_var_kl` in verl and TRL: of a thousand tokens one has become 1,100 times less

@@ -9,27 +9,15 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections import Counter
 
 import pytest
-import test_project
 from test_readme import PAGES, code_blocks
 
 from lab.figure import ROOT
 
-fork = test_project.fork
 SHORT = ("--steps 1 --num-groups 2 --group-size 2 --val-size 2 --max-new-tokens 12 "
          "--warmup-steps 0 --save-every 1 --diagnose-every 0")
 OWN = "make leaderboard ALGO=my_algo:preset"  # has a test of its own
-# Prints the files that pytest would collect, and imports none of them.
-FILES = """
-import os, sys, pytest
-class Files:
-    def pytest_collect_file(self, file_path, parent):
-        if any(file_path.is_relative_to(os.path.abspath(x)) for x in parent.config.args):
-            print(os.path.relpath(file_path))
-pytest.main([*sys.argv[1:], "-n0", "--collect-only", "-s", "-p", "no:python"], plugins=[Files()])
-"""
 INSTALLED = [word for name in ("ready", "test", "lean") for word in ("-o", f".venv/{name}")]
 
 
@@ -155,28 +143,14 @@ class TestCommands:
         run([".venv/bin/python", "-m", f"lab.{module}", *little.split()], checkout)
 
 
-class TestTiers:
-    def test_every_file_of_tests_is_run_by_exactly_one_command(self):
-        """`make -n test-all` prints those of `make test` too."""
-        lines = run(["make", "-n", *INSTALLED, "test-all"], ROOT).splitlines()
-        tiers = [line.split(" -m ")[1].partition(" &")[0] for line in lines if "pytest" in line]
-        run_by = Counter()
-        for words in tiers:
-            printed = run([sys.executable, "-c", FILES, *words.split()[1:]], ROOT)
-            files = {*re.findall(r"^tests/(?:\w+/)?test_\w+\.py$", printed, re.MULTILINE)}
-            assert files
-            run_by.update(files)
-        assert run_by == Counter(str(path.relative_to(ROOT))
-                                 for path in (ROOT / "tests").rglob("test_*.py"))
-
-
 class TestWheel:
-    def test_it_trains_sokoban_where_it_is_installed(self, fork):
+    def test_it_trains_sokoban_where_it_is_installed(self, tmp_path):
+        shutil.copytree(ROOT / "minragen", tmp_path / "minragen")
         for name in ("pyproject.toml", "README.md", "LICENSE"):
-            shutil.copy(ROOT / name, fork)
+            shutil.copy(ROOT / name, tmp_path)
         run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation",
-             "--disable-pip-version-check", "--wheel-dir", "dist", "."], fork)
-        (wheel,) = (fork / "dist").glob("*.whl")
-        shutil.unpack_archive(wheel, fork / "site", "zip")
+             "--disable-pip-version-check", "--wheel-dir", "dist", "."], tmp_path)
+        (wheel,) = (tmp_path / "dist").glob("*.whl")
+        shutil.unpack_archive(wheel, tmp_path / "site", "zip")
         words = [sys.executable, "-m", "minragen.train", "--env", "sokoban", *SHORT.split()]
-        assert "done      runs/" in run(words, fork / "dist", PYTHONPATH=str(fork / "site"))
+        assert "done      runs/" in run(words, tmp_path / "dist", PYTHONPATH=str(tmp_path / "site"))

@@ -29,14 +29,6 @@ def options(name, tmp_path):
     return [*LOTTERY, "--model", str(tmp_path / "model"), *SHORT]
 
 
-@torch.no_grad()
-def largest_gap(policy, batch):
-    """Of the sampled tokens, from full passes of transformers' model."""
-    log_p = policy.model(batch.tokens, use_cache=False).logits.log_softmax(dim=-1)
-    own = log_p[:, :-1].gather(-1, batch.tokens[:, 1:, None])[..., 0]
-    return (own - batch.sample_logprobs[:, 1:])[batch.response_mask[:, 1:]].abs().max()
-
-
 @each_kind
 class TestRuns:
     def test_ten_updates_lower_a_batchs_loss_and_the_result_loads(self, name, options, tmp_path):
@@ -53,19 +45,15 @@ class TestRuns:
 
     @pytest.mark.parametrize("more", [
         "", "--lora-rank 4", "--algo ppo --activation-checkpointing true",
-        "--context limited --window 2"], ids=[
-        "grpo", "LoRA", "critic, activation checkpointing", "windows"])
-    def test_a_killed_run_goes_on_bit_for_bit(self, name, more, options, runs, monkeypatch):
+        "--context limited --window 2", "--context single_turn --window 2"], ids=[
+        "grpo", "LoRA", "critic, activation checkpointing", "windows", "single turns"])
+    def test_a_killed_run_goes_on_bit_for_bit_and_samples_no_wrong_token(
+            self, name, more, options, runs, monkeypatch):
+        """One token that is wrong by a tenth of a nat would raise the mean gap over 1e-4."""
         assert_resumed_alike(runs, monkeypatch, [
             *options, *shlex.split(f"--steps 2 --save-every 1 --kl-coef 0.1 {more}")])
         assert all(line["logprob_gap"] < 1e-4 for line in metrics(runs / "straight")
                    if "logprob_gap" in line)
-
-    @pytest.mark.parametrize("more", ["--context full", "--context limited --window 2",
-                                      "--context single_turn --window 2"])
-    def test_no_sampled_token_is_wrong_in_any_context(self, name, more, options):
-        _, learner, batch = played(*options, *more.split())
-        assert largest_gap(learner.policy, batch) < 1e-4
 
     def test_plain_plays_the_same_trajectories(self, name, options):
         """With fewer rows than episodes the scheduler plays, where rows move on by themselves."""

@@ -1,5 +1,5 @@
 """A training process is killed at random instants, or its disk is full: no whole checkpoint is ever
-lost, and the resumed run is the run that was never stopped.
+lost, and the resumed run is the run that was never stopped. Several processes: test_launch.py.
 
     python -m pytest tests/long/test_kill.py     (4 kills; with MINRAGEN_KILLS=100, 100)
 """
@@ -17,7 +17,6 @@ import time
 from pathlib import Path
 
 import pytest
-from several import Launched, several
 from training import metrics, state_text
 
 from minragen.look import report
@@ -116,34 +115,6 @@ def test_a_run_killed_at_any_instant_goes_on_as_if_it_had_not_been(place):
         assert state_of(folder) == straight
         shutil.rmtree(folder)
         known = -1
-
-
-def test_several_processes_of_which_one_or_all_are_killed_go_on_as_if_they_had_not_been(place):
-    """Each number of processes repeats itself. A fifth of the kills: a start takes seconds."""
-    def launched(*argv):
-        return Launched(place, sys.executable, "-m", "minragen", "train", "--nproc", "2", *argv)
-
-    several(2, lambda: train("--run", "straight", *OPTIONS))
-    straight, folder = state_of(place / "runs" / "straight"), place / "runs" / "two"
-    rng, known, both = random.Random(1), -1, False
-    for _ in range(max(1, KILLS // 5)):
-        running = launched("--run", "two", *(["--resume"] if known >= 0 else OPTIONS))
-        until = known + rng.randint(1, 3)  # steps
-        while running.process.poll() is None and not (
-                (folder / "metrics.jsonl").exists() and len(metrics(folder)) > until + 1):
-            time.sleep(0.001)
-        time.sleep(rng.uniform(0, 0.1))
-        for pid in running.workers()[rng.randrange(2) * (not both):][:1 + both]:
-            os.kill(pid, signal.SIGKILL)
-        if running.process.wait() == 0:  # it was faster
-            assert state_of(folder) == straight
-            shutil.rmtree(folder)
-            known = -1
-            continue
-        assert "Traceback" not in running.errors.read_text()
-        known, both = survived(folder, known), not both
-    assert launched("--run", "two", *(["--resume"] if known >= 0 else OPTIONS)).process.wait() == 0
-    assert state_of(folder) == straight
 
 
 def test_a_full_disk_takes_no_checkpoint_and_ends_the_run_with_a_sentence(place):
