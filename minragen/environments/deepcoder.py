@@ -1,7 +1,4 @@
-"""DeepCoder: write a program that passes hidden tests.
-
-Reading order: `DeepCoder`, `CodeProblem`, `verdict`, `generate_problem`, `load_programs`.
-"""
+"""DeepCoder: write a program that passes hidden tests."""
 
 import ast
 import functools
@@ -45,7 +42,6 @@ class DeepCoder(TextEnv):
     Reward: how far the fraction of hidden tests passed exceeds the best so far; at most 1 in all.
     Ends when: all hidden tests are passed.
     Solver: the reference solution; for a record without one, a program that fails.
-    See an episode: python -m minragen environments deepcoder 3
 
     Options: `family`, or formulas: one line of arithmetic that the task spells out;
     `tests` hidden tests per problem (0: all of a record); `seconds` of CPU per test; `data`, a file

@@ -65,7 +65,6 @@ class Lean(TextEnv):
     Ends when: the theorem is proved.
     Solver: `simp [*]` as soon as it ends the proof; else undoes what is not in the stored proof and
         plays the rest of it, joined if turns are short. A shorter proof would cost less.
-    See an episode: python -m minragen environments lean 118
 
     Options: `step_cost`; `server`, the address of a Kimina server (else the packaged Lean); `data`,
     a file of theorems; `family`, or logic: easier theorems, for which simp and decide are refused;
@@ -190,10 +189,7 @@ class Lean(TextEnv):
 
     @staticmethod
     def shallow_answer(texts):
-        """The first tactic of a fixed list that it has not yet played on this goal; then undo.
-
-        It compares whole facts and the ends of implications with the goal, and looks at signs.
-        """
+        """The first tactic of a fixed list that it has not yet played on this goal; then undo."""
         goals = [(re.findall(r"^⊢ (.*)", text, re.M) or [""])[0] for text in texts[1::2]]
         goal, tried = goals[-1], [a for g, a in zip(goals, texts[2::2]) if g == goals[-1]]
         facts = re.findall(r"^(\w+) : (?!Prop|Type|N$|List)(.*)", texts[-1], re.M)
@@ -289,8 +285,6 @@ IMPORT = "prelude\nimport MinragenPrelude\n"
 # Heartbeats act before other limits and count allocations, the same on every machine.
 PRELUDE_HEADER = (f"{IMPORT}set_option maxHeartbeats 5000\nset_option maxRecDepth 1000\n"
                   f"set_option pp.fieldNotation false\n{NAMES_OFF}")
-# library.lean: the numbers and functions of prelude.lean for a server, whose Lean has a library.
-LIBRARY_HEADER = (DATA / "library.lean").read_text(encoding="utf-8") + NAMES_OFF
 
 
 @functools.cache
@@ -322,9 +316,8 @@ class LeanChecker:
         proof += ["  trace_state", f"#print axioms {theorem.name}"]
         header = (theorem.header or self.default_header).rstrip("\n")
         script, messages = "\n".join([header, *proof, ""]), None
-        answer = self._answer_to(script)
         try:
-            if (rows := answer.result()) is None:
+            if (rows := self._answer_to(script).result()) is None:
                 return Verdict(False, error="Lean ran out of time or memory.")
             messages = [Message(int(row["pos"]["line"]), str(row["severity"]), str(row["data"]))
                         for row in rows]
@@ -493,10 +486,8 @@ def zygote(library, memory):
     check = None
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
     control = socket.socket(fileno=0)
-    while True:
-        request, descriptors, _, _ = socket.recv_fds(control, 1 << 16, 1)
-        if not request:
-            return  # the parent is gone
+    while (received := socket.recv_fds(control, 1 << 16, 1))[0]:  # else the parent is gone
+        request, descriptors, *_ = received
         (command, *arguments), seconds, file_bytes = json.loads(request)
         if command == "check":
             check = check or import_prelude(lean)
@@ -572,7 +563,8 @@ class KiminaLean(LeanChecker):
     does not answer ServerGone.
     """
 
-    default_header = LIBRARY_HEADER
+    # The numbers and functions of prelude.lean for a Lean that has a library.
+    default_header = (DATA / "library.lean").read_text(encoding="utf-8") + NAMES_OFF
     OTHER = "example : True := trivial"
 
     def __init__(self, server, seconds):

@@ -1,7 +1,6 @@
 """Full-text search: BM25 in memory, and the client of a search over HTTP.
 
-Reading order: `BM25`, `SearchIndex`, `RemoteIndex`, `fetch`. WebShop uses `BM25`; Lean and OpenEnv
-use `fetch`.
+WebShop also uses `BM25`; Lean, OpenEnv and models behind an API use `fetch`.
 """
 
 import functools

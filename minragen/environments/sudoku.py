@@ -30,7 +30,6 @@ class Sudoku(TextEnv):
         for a clue cell or a broken rule, 0 for a number that fits but is wrong.
     Ends when: the grid is solved.
     Solver: corrects wrong numbers first, then fills the cells in an order of deduction.
-    See an episode: python -m minragen environments sudoku 0
 
     Options: `size` (4, 9 or 16), which raises the budget, too; `hints` lists the numbers that fit
     each empty cell. Half of the cells are blank, or fewer with a smaller budget, and some empty
