@@ -1,7 +1,4 @@
-"""Countdown: make an expression from given numbers that has a given value.
-
-Reading order: the class; `find_expression`, the solver; `parse_equation`, which reads answers.
-"""
+"""Countdown: make an expression from given numbers that has a given value."""
 
 import ast
 import re

@@ -2,10 +2,7 @@
 
     make train ENV=sokoban ARGS="--layer action_noise,probability=0.2"
 
-Reading order: `Layer` (what a layer may write), `ActionNoise`, `RandomReward`, `wrapped` (from
-texts to layers). A layer of your own: docs/add-an-environment.md.
-
-Tests: `python -m pytest tests/environments/test_layers.py`.
+A layer of your own: docs/add-an-environment.md.
 """
 
 import gymnasium

@@ -1,8 +1,4 @@
-"""Sudoku: fill a grid whose solution is proved to be the only one.
-
-Reading order: the class; then `peers_of`, `random_grid` and `may_be_solvable`, which know the
-rules alone.
-"""
+"""Sudoku: fill a grid whose solution is proved to be the only one."""
 
 import re
 from functools import cache

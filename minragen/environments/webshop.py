@@ -1,7 +1,4 @@
-"""WebShop: find and buy in a shop of web pages what a customer asks for.
-
-Reading order: `Goal.score`; `WebShop`, its pages and its solver; the products.
-"""
+"""WebShop: find and buy in a shop of web pages what a customer asks for."""
 
 import itertools
 import json
