@@ -1,7 +1,4 @@
-"""Environments outside the registry: the user's own classes, and servers.
-
-Tests: `python -m pytest tests/test_envs.py tests/test_faults.py`.
-"""
+"""Environments outside the registry: the user's own classes, and servers."""
 
 from functools import partial
 

@@ -39,7 +39,6 @@ class Sudoku(TextEnv):
     ranges = {"size": [4, 9, 16]}
     example = ("Row 7 lacks only a 4, so the 4 belongs into its empty cell (7, 9).", "(7, 9, 4)",
                "The empty cell of row 7 is (7, 9).", "Row 7 is full.")
-    ILLEGAL = -0.1  # reward of an action against the rules
 
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
@@ -109,7 +108,7 @@ class Sudoku(TextEnv):
             return Outcome(0.0, effective=False)
         if self.clues[cell] or (number and number not in self._fitting(self.board, cell)):
             self.refused.append((self._turns, self._spell(*move)))
-            return Outcome(self.ILLEGAL, effective=False)
+            return Outcome(-0.1, effective=False)
         self.board[cell] = number
         first = number == self.solution[cell] and cell not in self.paid
         if first:
