@@ -1,7 +1,4 @@
-"""Prove theorems tactic by tactic; Lean 4 checks every step.
-
-Reading order: `Lean`, `tactic_refusal` (what Lean never sees), `LeanChecker` and its backends.
-"""
+"""Prove theorems tactic by tactic; Lean 4 checks every step."""
 
 import contextlib
 import ctypes
@@ -19,6 +16,7 @@ import textwrap
 import threading
 import uuid
 import zlib
+from collections import namedtuple
 from concurrent.futures import Future
 from importlib import metadata
 from typing import NamedTuple
@@ -37,12 +35,7 @@ SIMP = "simp [*]"  # simplifies with all facts; it ends most proofs that the pac
 # A tactic about a fact, and a pattern of the facts that it is for.
 FACT_TACTICS = (("exact {}", ""), ("apply {}", "[→¬∀]"), ("cases {}", "[∧∨∃↔=]|False"),
                 ("rw [{}]", "="))
-
-
-class Message(NamedTuple):  # from Lean, about a script
-    line: int
-    severity: str
-    text: str
+Message = namedtuple("Message", "line severity text")  # from Lean, about a script
 
 
 class Verdict(NamedTuple):
@@ -131,7 +124,9 @@ class Lean(TextEnv):
                 self.accepted.pop()
                 self.states.pop()
             return Outcome(-cost, effective=self._goals() != before, metrics={"undone": 1.0})
-        tactic = tidy_tactic(action)
+        # Without blank lines and the common indentation of the lines after the first.
+        lines = [line.rstrip() for line in action.strip().splitlines() if line.strip()]
+        tactic = "\n".join(lines[:1] + textwrap.dedent("\n".join(lines[1:])).splitlines())
         if refusal := tactic_refusal(tactic, self.known):
             self._error = (self._turns, refusal)
             return None
@@ -224,12 +219,6 @@ LEAN_SYMBOLS = WORDS["symbols"]
 # verdict depends on this list: a command ends the parentheses around a tactic with a parse error,
 # and `judge` accepts no script that has one.
 COMMANDS = frozenset(" ".join(WORDS["commands"]).split())
-
-
-def tidy_tactic(action):
-    """Remove blank lines and the common indentation of the lines after the first."""
-    lines = [line.rstrip() for line in action.strip().splitlines() if line.strip()]
-    return "\n".join(lines[:1] + textwrap.dedent("\n".join(lines[1:])).splitlines())
 
 
 def tactic_refusal(tactic, known=()):

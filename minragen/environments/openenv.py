@@ -2,8 +2,6 @@
 
     python -m minragen serve --env sokoban --port 8000
     python -m minragen play openenv:http://127.0.0.1:8000
-
-Reading order: `OpenEnv` (the client), `described`, `Served` (the server; look/serve.py starts it).
 """
 
 import asyncio
@@ -197,7 +195,7 @@ class TextObservation(core.Observation):
 
 
 class Served(core.Environment):
-    """A session of our server. build(split=) -> TextEnv, called `name`"""
+    """A session of our server (look/serve.py). build(split=) -> TextEnv, called `name`"""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
     state = None  # the base's is a property
