@@ -365,8 +365,8 @@ def descriptions():
     return "\n\n".join(described(make(env)) for env in REGISTRY)
 
 
-FACTS = "Observation|Actions|Reward|Ends when|Solver|See an episode|Splits|Options"
-LEFT_OUT = ("Observation", "Actions", "Ends when", "Solver", "See an episode")
+FACTS = "Observation|Actions|Reward|Ends when|Solver|Splits|Options"
+LEFT_OUT = ("Observation", "Actions", "Ends when", "Solver")
 
 
 def described(env):

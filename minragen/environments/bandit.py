@@ -16,7 +16,6 @@ class Bandit(TextEnv):
         is the choice of the arm with the higher mean.
     Ends when: an arm has been chosen.
     Solver: names the arm with the higher mean.
-    See an episode: python -m minragen environments bandit 2
 
     Splits: val has the pairs of train in the other order, test has pairs of other names.
     Options: `low_reward` of the safe arm; `high_reward` of the risky arm with probability
@@ -37,11 +36,6 @@ class Bandit(TextEnv):
     # Pairs (safe, risky).
     KNOWN, UNSEEN = (tuple(map(tuple, load_table("arms.json")[name]))
                      for name in ("known", "unseen"))
-
-    def __init__(self, split="train", budget=None, **options):
-        super().__init__(split, budget, **options)
-        if self.options["mixed"]:
-            self.bundled_data = "400 pairs of 40 names"
 
     @property
     def system_prompt(self):

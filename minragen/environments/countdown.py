@@ -1,7 +1,4 @@
-"""Countdown: make an expression from given numbers that has a given value.
-
-Reading order: the class; `find_expression`, the solver; `parse_equation`, which reads answers.
-"""
+"""Countdown: make an expression from given numbers that has a given value."""
 
 import ast
 import re
@@ -23,7 +20,6 @@ class Countdown(TextEnv):
         what earlier attempts earned. Anything else is invalid.
     Ends when: the target is reached, or the only turn is over; more turns are more attempts.
     Solver: combines all subsets of the numbers, exactly.
-    See an episode: python -m minragen environments countdown 67
 
     Options: `count` of numbers, 3 or 4, or 0 for either; the `largest` number; `operators` that
     tasks and answers may use (RAGEN's tasks: +-); `data`, a file of tasks, of which only

@@ -1,7 +1,4 @@
-"""The package's own data, the folder of cached results, and the records of a user.
-
-Difference from RAGEN: environments read local files. RAGEN's download named data sets.
-"""
+"""The package's own data, the folder of cached results, and the records of a user."""
 
 import functools
 import gzip

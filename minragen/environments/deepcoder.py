@@ -1,7 +1,4 @@
-"""DeepCoder: write a program that passes hidden tests.
-
-Reading order: `DeepCoder`, `CodeProblem`, `verdict`, `generate_problem`, `load_programs`.
-"""
+"""DeepCoder: write a program that passes hidden tests."""
 
 import ast
 import functools
@@ -45,7 +42,6 @@ class DeepCoder(TextEnv):
     Reward: how far the fraction of hidden tests passed exceeds the best so far; at most 1 in all.
     Ends when: all hidden tests are passed.
     Solver: the reference solution; for a record without one, a program that fails.
-    See an episode: python -m minragen environments deepcoder 3
 
     Options: `family`, or formulas: one line of arithmetic that the task spells out;
     `tests` hidden tests per problem (0: all of a record); `seconds` of CPU per test; `data`, a file
@@ -154,7 +150,6 @@ class CodeProblem:
     """A problem with its tests."""
 
     text: str
-    key: str = ""  # identifies it in the verdict cache
     meaning: str = ""  # must not be in two splits
     name: str = ""  # the function asked for; empty: a program between standard input and output
     hidden: tuple = ()  # of sandbox.Case
@@ -167,8 +162,7 @@ class CodeProblem:
 
 def program_of(answer, problem):
     """Return the program in an answer, or None if there is none: then no process starts. A program
-    defines the function asked for; without one it calls anything. It is parsed, to a bounded depth.
-    """
+    defines the function asked for; without one it calls anything."""
     if len(answer) > MAX_SOURCE:
         return None
     fenced = re.search(r"```[^\n`]*\n(.*?)(?:```|\Z)", answer, re.DOTALL)
@@ -191,10 +185,10 @@ def verdict(problem, code, examples, seconds):
 
     Groups repeat programs, so verdicts are cached; timeouts, which load may cause, are not.
     """
-    key = problem.key, len(problem.hidden), code, examples, seconds, sandbox.SUBMISSIONS.kind
+    cases = (*problem.public[:examples], *problem.hidden)
+    key = str(cases), problem.name, code, examples, seconds, sandbox.SUBMISSIONS.kind
     if key in VERDICTS:
         return VERDICTS[key]
-    cases = (*problem.public[:examples], *problem.hidden)
     words = [result.word for result in sandbox.judge(code, cases, problem.name, seconds)]
     found = words[examples:].count("passed"), len(problem.hidden), words
     if "time" not in words:
@@ -222,9 +216,8 @@ def generate_problem(rng, family, tests):
     cases = [sandbox.Case(pool[i], wanted[i]) for i in (*public, *hidden)]
     examples = [f"{task.name}({', '.join(map(ascii, case.given))}) == {case.expected!r}"
                 for case in cases[:2]]
-    return replace(task, key=f"{task.solution} {public} {hidden}", hidden=tuple(cases[2:]),
-                   text="\n".join([task.text, *examples]), public=tuple(cases[:2]),
-                   meaning=f"{task.kinds} {wanted}")
+    return replace(task, text="\n".join([task.text, *examples]), meaning=f"{task.kinds} {wanted}",
+                   hidden=tuple(cases[2:]), public=tuple(cases[:2]))
 
 
 def choose_tests(order, wanted, simpler, tests):
@@ -351,8 +344,8 @@ def problem_of(record):
     how = f"Write {name}." if name else "Read standard input and write to standard output."
     text = f"{question.strip()}\n{how}".replace("\r\n", "\n")
     text = "".join(c for c in text if c.isprintable() or c in "\n\t")
-    return CodeProblem(text, f"{text} {public} {hidden}", " ".join(question.split()), name, hidden,
-                       public, solution if isinstance(solution, str) else "")
+    return CodeProblem(text, " ".join(question.split()), name, hidden, public,
+                       solution if isinstance(solution, str) else "")
 
 
 def mbpp_problem(record):
@@ -365,9 +358,8 @@ def mbpp_problem(record):
         return None
     (name, *_), cases = zip(*found)
     question, code = (record.get("text") or record["prompt"]).strip(), record["code"]
-    return CodeProblem(f"{question}\n{tests[0]}", f"{question} {tests}",
-                       " ".join(question.split()), name, cases[1:] or cases, cases[:1],
-                       code if isinstance(code, str) else "")
+    return CodeProblem(f"{question}\n{tests[0]}", " ".join(question.split()), name,
+                       cases[1:] or cases, cases[:1], code if isinstance(code, str) else "")
 
 
 def call_and_value(assertion):

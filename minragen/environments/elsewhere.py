@@ -1,15 +1,9 @@
-"""Environments outside the registry: the user's own classes, and servers.
+"""Environments outside the registry: the user's own classes, and servers."""
 
-Tests: `python -m pytest tests/test_envs.py tests/test_faults.py`.
-"""
-
-import pkgutil
 from functools import partial
 
 from minragen.envs import REGISTRY, TextEnv
 from minragen.support.options import in_module, nearest
-
-OPENENV = "minragen.environments.openenv:OpenEnv"  # `openenv:` and a URL is one
 
 
 def find(name):
@@ -19,7 +13,8 @@ def find(name):
     raises: ValueError with the nearest known name, ImportError naming the missing module
     """
     if name.startswith("openenv:"):
-        return partial(pkgutil.resolve_name(OPENENV), name.removeprefix("openenv:"))
+        from minragen.environments.openenv import OpenEnv  # which needs a package
+        return partial(OpenEnv, name.removeprefix("openenv:"))
     if ":" not in name:
         raise ValueError(nearest("env", name, sorted(REGISTRY)) + " Or give package.module:"
                          "Class or openenv:URL.")

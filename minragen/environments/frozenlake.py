@@ -14,7 +14,6 @@ class FrozenLake(Board):
     Reward: 1 on entering the goal, otherwise 0. A hole ends the episode.
     Ends when: the player enters the goal or a hole.
     Solver: value iteration over the actions left; without slip, a shortest path.
-    See an episode: python -m minragen environments frozenlake 3
 
     Options: `size`; `frozen`, the probability that a tile is ice; `slip`, that a step goes to one
     of the two sides instead; `view` (coord, grid, grid_coord, image, image+text); `symbols` of the

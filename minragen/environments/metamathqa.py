@@ -1,7 +1,4 @@
-"""MetaMathQA: a word problem and several attempts, judged by value.
-
-Reading order: `MetaMathQA`, `word_problems`, `load_problems` (the user's records), `read_value`.
-"""
+"""MetaMathQA: a word problem and several attempts, judged by value."""
 
 import functools
 import math
@@ -47,7 +44,6 @@ class MetaMathQA(TextEnv):
         0.75, but 75 if the question asks for a percentage.
     Ends when: the value is right.
     Solver: computes the template's expression exactly; for the user's records it knows the answer.
-    See an episode: python -m minragen environments metamathqa 18
 
     Options: `distractors`, an irrelevant fact in half of the questions; `max_steps`, the most
     operations of a problem; `largest`, a bound on the given numbers and the result, at least 12, or

@@ -2,8 +2,6 @@
 
     python -m minragen serve --env sokoban --port 8000
     python -m minragen play openenv:http://127.0.0.1:8000
-
-Reading order: `OpenEnv` (the client), `described`, `Served` (the server; look/serve.py starts it).
 """
 
 import asyncio
@@ -68,7 +66,9 @@ class OpenEnv(envs.TextEnv):
         self._loop, self._client = event_loop(), core.GenericEnvClient(
             self.url, message_timeout_s=limits.STEP_TIME_LIMIT,
             max_message_size_mb=MAX_REPLY / 2**20)
-        weakref.finalize(self, close, self._client, self._loop).atexit = False
+        close = self._client.close  # the session of an object that is gone, without waiting
+        weakref.finalize(self, self._loop.call_soon_threadsafe,
+                         lambda: asyncio.ensure_future(close())).atexit = False
 
     def _fields(self, what, known, texts, required):
         """The names of the fields that are text: as the option says, else the only one."""
@@ -147,11 +147,6 @@ def event_loop():
     return loop
 
 
-def close(client, loop):
-    """Close the session of an object that is gone, without waiting."""
-    loop.call_soon_threadsafe(lambda: asyncio.ensure_future(client.close()))
-
-
 @functools.cache
 def described(url):
     """A server's fields, {"action": ..., "observation": ...}, the name that its episodes have in
@@ -200,7 +195,7 @@ class TextObservation(core.Observation):
 
 
 class Served(core.Environment):
-    """A session of our server. build(split=) -> TextEnv, called `name`"""
+    """A session of our server (look/serve.py). build(split=) -> TextEnv, called `name`"""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
     state = None  # the base's is a property
@@ -227,9 +222,16 @@ class Served(core.Environment):
                                    author=OURS)
 
 
-def guarded(app, local):
-    """The app, open to WebSockets and GET only. On a `local` address it is also closed to web pages
-    that are open on this machine: they send their origin, or a name that they pointed at it."""
+def application(name, build, local):
+    """The ASGI app that serves the environment `name`, which `build()` makes, to many sessions.
+
+    It is open to WebSockets and GET only. On a `local` address it is also closed to web pages that
+    are open on this machine: they send their origin, or a name that they pointed at it.
+    """
+    app = core.create_app(
+        functools.partial(Served, name, build), TextAction, TextObservation, env_name=name,
+        max_concurrent_envs=MAX_SESSIONS)
+
     async def answer(scope, receive, send):
         headers = {name: value.decode("latin-1") for name, value in scope.get("headers", ())}
         host = re.sub(r":\d*$", "", headers.get(b"host", ""))
@@ -244,10 +246,3 @@ def guarded(app, local):
         return await refusal(scope, receive, send)
 
     return answer
-
-
-def application(name, build, local):
-    """The ASGI app that serves the environment `name`, which `build()` makes, to many sessions."""
-    return guarded(core.create_app(
-        functools.partial(Served, name, build), TextAction, TextObservation, env_name=name,
-        max_concurrent_envs=MAX_SESSIONS), local)

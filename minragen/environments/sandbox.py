@@ -145,17 +145,15 @@ class WorkerPool:
     @contextmanager
     def lend(self):
         """Lend a sandbox. One that fails is closed."""
-        sandbox = self.free.get()
+        sandbox, kept = self.free.get(), None
         try:
             sandbox = sandbox or self._start()
             yield sandbox
-        except BaseException:
-            if sandbox:
-                sandbox.close()
-            sandbox = None
-            raise
+            kept = sandbox
         finally:
-            self.free.put(sandbox)
+            self.free.put(kept)
+            if sandbox and not kept:
+                sandbox.close()
 
     def _start(self):
         if not self.kind:
@@ -240,8 +238,7 @@ class Monty:
     layers = f"pydantic-monty {monty.__version__}"
 
     def __init__(self):
-        self.pool = monty.Monty(max_processes=1)
-        self.pool.__enter__()
+        self.pool = monty.Monty(max_processes=1).__enter__()
 
     def run(self, code, name, given, _cpu, seconds):
         """Run a call, the first input. Returns its Result in a list.

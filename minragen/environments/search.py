@@ -1,8 +1,4 @@
-"""Full-text search: BM25 in memory, and the client of a search over HTTP.
-
-Reading order: `BM25`, `SearchIndex`, `RemoteIndex`, `fetch`. WebShop uses `BM25`; Lean and OpenEnv
-use `fetch`.
-"""
+"""Full-text search: BM25 in memory, and the client of a search over HTTP."""
 
 import functools
 import json
@@ -100,8 +96,7 @@ class RemoteIndex:
     """A retriever behind `POST url/retrieve`: RAGEN's server or examples/retriever.py.
 
     timeout: seconds that one search may take, all tries together
-    raises: RuntimeError if no usable reply comes, ServerGone if another time one may. An error
-        must not be trained on
+    raises: RuntimeError if no usable reply comes, ServerGone if another time one may
     """
 
     def __init__(self, url, timeout=20.0):

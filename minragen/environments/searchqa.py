@@ -1,7 +1,4 @@
-"""SearchQA: questions about a corpus that can only be searched.
-
-Reading order: `Question`, `SearchQA`, `score_answer`, `load_corpus`. The index is in search.py.
-"""
+"""SearchQA: questions about a corpus that can only be searched (search.py)."""
 
 import itertools
 import re
@@ -74,7 +71,6 @@ class SearchQA(TextEnv):
         otherwise 0. The F1 of the words is a metric.
     Ends when: the answer is given by finish.
     Solver: searches for each hop whose passage is not in the observation, then finishes.
-    See an episode: python -m minragen environments searchqa 0
 
     Splits: by the person that a question is about.
     Options: `hops` from the person to the answer, 1 or 2, or 0 for both; `results`, passages per

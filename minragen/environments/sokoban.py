@@ -20,7 +20,6 @@ class Sokoban(Board):
     Reward: -0.1 an action, 1 for a box pushed onto a target, -1 for one pushed off, 10 for solving.
     Ends when: all boxes are on targets. A box that is stuck does not end it: others still count.
     Solver: A* over player and boxes, optimal in the number of actions.
-    See an episode: python -m minragen environments sokoban 0
 
     Options: `rows`, `cols`, `boxes`; `walls`, the probability that an inner cell is a wall;
     at most `pulls` of each box set up an instance; `view`, `symbols` and `tile` as in

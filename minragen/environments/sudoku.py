@@ -1,8 +1,4 @@
-"""Sudoku: fill a grid whose solution is proved to be the only one.
-
-Reading order: the class; then `peers_of`, `random_grid` and `may_be_solvable`, which know the
-rules alone.
-"""
+"""Sudoku: fill a grid whose solution is proved to be the only one."""
 
 import re
 from functools import cache
@@ -30,7 +26,6 @@ class Sudoku(TextEnv):
         for a clue cell or a broken rule, 0 for a number that fits but is wrong.
     Ends when: the grid is solved.
     Solver: corrects wrong numbers first, then fills the cells in an order of deduction.
-    See an episode: python -m minragen environments sudoku 0
 
     Options: `size` (4, 9 or 16), which raises the budget, too; `hints` lists the numbers that fit
     each empty cell. Half of the cells are blank, or fewer with a smaller budget, and some empty
@@ -44,7 +39,6 @@ class Sudoku(TextEnv):
     ranges = {"size": [4, 9, 16]}
     example = ("Row 7 lacks only a 4, so the 4 belongs into its empty cell (7, 9).", "(7, 9, 4)",
                "The empty cell of row 7 is (7, 9).", "Row 7 is full.")
-    ILLEGAL = -0.1  # reward of an action against the rules
 
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
@@ -114,7 +108,7 @@ class Sudoku(TextEnv):
             return Outcome(0.0, effective=False)
         if self.clues[cell] or (number and number not in self._fitting(self.board, cell)):
             self.refused.append((self._turns, self._spell(*move)))
-            return Outcome(self.ILLEGAL, effective=False)
+            return Outcome(-0.1, effective=False)
         self.board[cell] = number
         first = number == self.solution[cell] and cell not in self.paid
         if first:

@@ -1,7 +1,4 @@
-"""The theorems of the environment `lean`: bundled, drawn, or records of miniF2F.
-
-Reading order: `Theorem`, `bundled_theorems`, `draw_theorem`, `draw_goal`, `load_minif2f`, `shape`.
-"""
+"""The theorems of the environment `lean`: bundled, drawn, or records of miniF2F."""
 
 import functools
 import itertools

@@ -1,7 +1,4 @@
-"""WebShop: find and buy in a shop of web pages what a customer asks for.
-
-Reading order: `Goal.score`; `WebShop`, its pages and its solver; the products.
-"""
+"""WebShop: find and buy in a shop of web pages what a customer asks for."""
 
 import itertools
 import json
@@ -109,7 +106,6 @@ class WebShop(TextEnv):
     Ends when: something is bought.
     Solver: takes the shortest way to a purchase that scores 1, over pages or by a new search. If
         too few actions are left, it leaves out options, or buys the item it looks at.
-    See an episode: python -m minragen environments webshop 4
 
     Options: `page_size`, results per page; `wording`: natural goals in the generated shop
     paraphrase half of attributes and kinds, plain ones are lists of words; `products` and
