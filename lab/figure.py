@@ -275,8 +275,8 @@ def warnings_told():
         return " of ".join(str(sum(map(int, numbers))) for numbers in zip(*counts))
 
     return (f"In the runs of commit 3f4b272, {total(2)} drops of a quarter in success "
-            f"(perhaps half of them chance)\ngot a timely warning, and {total(6, 7)} other runs got "
-            "a false one.")
+            f"(perhaps half of them chance)\ngot a timely warning, and {total(6, 7)} other runs "
+            "got a false one.")
 
 
 def named(env):
