@@ -26,16 +26,16 @@ class KVSlots:
     `update` writes a row's new keys after its earlier keys and returns the buffers up to the end of
     the longest row. A shorter row ends in padding, which masks hide until new keys overwrite it.
     `lengths` are exact, on the device. `bounds` are upper limits of them on the CPU, where reading
-    costs no wait: `reserve` adds counts to lengths but the padded q to bounds, until
-    `Policy.extend_in_chunks` makes both equal.
+    costs no wait: `reserve` adds counts to lengths and the padded q to bounds;
+    `Policy.extend_in_chunks` then makes them equal.
 
     A row may also have states: tensors of one size, zero before its first token, which each pass
     replaces, as those of recurrent layers (more/hybrid.py). They move with the row's keys.
 
     FOOTGUN: `new_zeros`, never `new_empty`: a masked key still adds 0 * value, and 0 * nan is nan.
 
-    capacity: tokens a row, rounded up to a multiple of 64: masks of fast/graphs.py are as wide, and
-        CUDA's attention copies masks of odd widths
+    capacity: tokens a row, rounded up to a multiple of 64: masks in fast/graphs.py get this width,
+        and CUDA's attention copies masks of odd widths
     """
 
     def __init__(self, model, rows, capacity):
@@ -152,9 +152,9 @@ def reserve(model, slots, tokens, counts, first_row=0, masked=True):
         a a a a     4 5         a a a a a a
         b b         2 .         b b b .
 
-    tokens: (n, q) int64, right-padded   counts: (n,) int64, 0 to q; of 0 (run/proof.py,
-        padding in fast/graphs.py) the result means nothing
-    first_row: or the indices of n slots, (n,) int64 on the CPU
+    tokens: (n, q) int64, right-padded   counts: (n,) int64, 0 to q; a row of 0
+        (run/proof.py, fast/graphs.py) has no meaningful result
+    first_row: a number, or the n slots, (n,) int64 on the CPU
     returns: positions (n, q), masks (of `attention_masks`; None if not `masked`) and ends (n,), the
         index of each row's last real token among all n * q (here 1 and 2)
     """

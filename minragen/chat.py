@@ -48,7 +48,7 @@ class ChatFrame:
         self._ids = lru_cache(REMEMBERED)(
             lambda text: tokenizer(text, add_special_tokens=False)["input_ids"])
         self.template = derive_template(tokenizer, self.prefix)
-        # (env) -> the system message; no text of the environment begins or ends a turn in it
+        # (env) -> the system message, in which `plain` keeps the environment from ending a turn
         self.system_message = partial(
             formats.system_message, response_format=response_format, max_new_tokens=max_new_tokens,
             example=example, plain=self.template.plain)
@@ -118,7 +118,7 @@ class ChatFrame:
         if ids[-1] not in self._ids_with_bracket or before == len(self.parts):
             return before
         end = self._part_ends[before]
-        tags = end.pattern.count("<")  # that end this part, one after the other
+        tags = end.pattern.count("<")  # how many end this part: </a><b> is two
         start = [i for i, id_ in enumerate(ids) if id_ in self._ids_with_bracket][-tags:][0]
         if not end.search(self.tokenizer.decode(ids[max(0, start - TAG_TAIL):])):
             return before

@@ -128,8 +128,7 @@ class Config:
     activation_checkpointing: bool = opt(False, "recompute activations in the backward pass")
     lora_rank: int = opt(0, "rank of LoRA adapters, which alone are trained; 0: all weights")
     attention: str = opt("", "of the learner's passes, such as flash_attention_2; empty: our own")
-    compile: str = opt("auto", "torch.compile for Llama's family; auto: on CUDA if steps >= 100",
-                       ("auto", "on", "off"))
+    compile: str = opt("auto", "torch.compile; auto: in long runs on CUDA", ("auto", "on", "off"))
     plain: bool = opt(False, "turn off everything that is only faster (table in run/start.py)")
     max_grad_norm: float = opt(1.0, "gradients are clipped to this global norm", least=1e-4)
     # -- measuring

@@ -77,8 +77,8 @@ class TextEnv(gymnasium.Env):
 
     One `step` is one *turn*: the text inside `<answer>` is split on `||` if `multi_action` is True,
     each piece is matched against `actions` ignoring case, and the pieces run until one ends the
-    episode. Only the first pieces that the budget allows are looked at; an invalid one takes a
-    place among them but no action. An environment writes `instruction`, `_reset`, `_act`, `render`,
+    episode. Only the first pieces that the budget allows are looked at; an invalid one counts
+    there, but not as an action. An environment writes `instruction`, `_reset`, `_act`, `render`,
     `solve`, and what else it likes.
 
     info: `success` and `valid`, 0.0 or 1.0; `effective`, the share of executed actions that changed
@@ -150,7 +150,7 @@ class TextEnv(gymnasium.Env):
         return ""
 
     def thought(self):
-        """What a pretrained model is shown to think here; a sentence teaches more than a list."""
+        """The thought shown to a pretrained model; a sentence teaches more than a list."""
         return self.note()
 
     def describe(self):

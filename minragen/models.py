@@ -168,7 +168,7 @@ class Critic(nn.Module):
 
 
 def copy_trainable(module):
-    """A copy that shares its frozen parameters: deepcopy takes what its memo has as it is."""
+    """A copy that shares its frozen parameters: deepcopy does not copy what its memo has."""
     return copy.deepcopy(module, {id(p): p for p in module.parameters() if not p.requires_grad})
 
 

@@ -11,7 +11,7 @@ Three invariants, each a test:
   3. a cached multi-turn rollout gives the logprobs of one full pass over the finished sequence.
 
 A trajectory does not depend on what else is in the batch, up to rounding (support/noise.py). So
-rows that need not wait for each other (fast/scheduler.py) play the same trajectories.
+fast/scheduler.py, in which rows do not wait for each other, plays the same trajectories.
 
 Tests: `python -m pytest tests/test_rollout.py tests/test_rows.py`.
 """
@@ -108,7 +108,7 @@ class Conversation:
     """A conversation, and the reply that is being sampled."""
 
     trajectory: Trajectory
-    slot: int = -1  # while replies are sampled, rows[i] has slot i; between them, this one
+    slot: int = -1  # between replies; while they are sampled, rows[i] has slot i
     cached: int = 0  # how many of its ids are in the slot between replies
     # -- the reply that is being sampled
     ids: list = field(default_factory=list)

@@ -11,8 +11,8 @@ Reading order: which groups (`filter_groups`), which rewards (`overlong_penalty`
 which advantages (`ESTIMATORS` and the functions below it, `whiten`), which losses (`policy_loss`,
 `value_loss`), and how a loss per token becomes one number (`loss_weights`, `aggregate`).
 
-Axes: E episodes, P groups, G members; B rows, T tokens, K turns. A row is an episode, or in the
-windowed contexts one of its turns. Masks are bool (B, T).
+Axes: E episodes, P groups, G members; B rows, T tokens, K turns; N values, V vocabulary. A row is
+an episode, or in the windowed contexts one of its turns. Masks are bool (B, T).
 
 More estimators and filters are in more/: they are rows that run/start.py, or a user's algorithm,
 adds to ESTIMATORS and FILTERS.
@@ -23,7 +23,7 @@ from torch.nn.functional import pad
 
 LOG_RATIO_LIMIT = 20.0  # |log ratio| is clamped to it before exp, so a freak token cannot be inf
 ZERO = 1e-10  # a reward std that is no larger counts as 0
-# A std counts as rounding up to this share of its group's largest |x|, an advantage up to this.
+# A std of at most this share of its group's largest |x| counts as 0, as an advantage of this does.
 ROUNDING = 1e-6
 VALUE_CLIP = 0.5  # how far one update may move a value
 
@@ -117,8 +117,8 @@ def last_token_rewards(scores, response_mask):
 
 
 def overlong_penalty(turn_ids, max_new_tokens, share):
-    """DAPO's penalty of replies that come close to their limit (Yu et al. 2025, eq. 13): 0 up to a
-    length of free = max_new_tokens * (1 - share), then falling linearly to -1 at max_new_tokens.
+    """DAPO's penalty of replies that come close to their limit (Yu et al. 2025, eq. 13): 0 up to
+    max_new_tokens * (1 - share) tokens, then falling linearly to -1 at max_new_tokens.
 
     turn_ids: (B, T) int64, -1 where not sampled      share: in (0, 1)
     returns: (B, T), on the last token of a turn

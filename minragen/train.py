@@ -7,7 +7,7 @@ Reading order: `train` (when to validate, save and stop), `train_step` and `upda
 StarPO), then their parts in the order in which they run. The options are in config.py; run/start.py
 puts a run together. docs/metrics.md explains every metric.
 
-Axes: B rows, T tokens, P groups, G members.
+Axes: B rows, T tokens, P groups, G members, E episodes, K turns.
 """
 
 import contextlib
@@ -243,9 +243,8 @@ def roll_out(learner, groups, config, callbacks=QUIET):
                 t.group_id += attempt * config.num_groups
             trajectories += fresh
             played = [t for t in trajectories if not t.error]
-            # If not, play again, at most `resample` times.
             if played and informative_groups(played) >= config.num_groups:
-                break
+                break  # enough; else again, at most `resample` times
     learner.rounds += attempt + 1  # not before: if a server is lost, the step is played again
     learner.policy.end_rollout(trajectories)
     return trajectories
@@ -312,13 +311,13 @@ def compute_targets(learner, batch, config):
 
 
 def token_rewards(batch, config):
-    """scores (B,), token_rewards (B, T) of a Batch, and metrics. GRPO and other estimators that
-    compare a group's members read scores alone.
+    """scores (B,), token_rewards (B, T) of a Batch, and metrics. GRPO and its like read scores
+    alone (GiGPO also the environment's rewards by turn).
 
     1. The overlong penalty is added to the environment's rewards.
     2. scores: their sums by episode.
     3. token_rewards. Credit "episode": the score, on the row's last sampled token. Credit "turn":
-       as they are, on each turn's last token; in windowed contexts, whose rows are turns, the
+       the rewards, on a turn's last token; in windowed contexts, whose rows are turns, the
        return from that turn on.
     4. The KL is subtracted: from token_rewards token by token, from scores its sum.
     """
@@ -421,7 +420,7 @@ def backward(learner, mini, config, progress=lambda rows: None):
 
 
 def policy_losses(policy, part, config):
-    """{term: loss} and {metric: value}: this micro-batch's shares of the mini-batch's."""
+    """{term: loss} and {metric: value}: what this micro-batch adds to the mini-batch's."""
     loss_share = partial(starpo.aggregate, weights=part.loss_weights)
     metric_share = partial(starpo.aggregate, weights=part.mean_weights)
     mask = part.response_mask | part.predicted_mask  # the latter is all False without ECHO

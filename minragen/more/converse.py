@@ -1,4 +1,4 @@
-"""Episodes of players that sample no tokens here: a person, a script, a model behind a server.
+"""Episodes of players that sample no tokens here: a script, or a model behind a server.
 
 Tests: `python -m pytest tests/test_api.py tests/test_eval.py`.
 """
