@@ -152,11 +152,6 @@ class TestCurves:
         assert figures_of([b])["success"]["players"] == []
         assert figures_of([a, b])["success"]["players"] == []
 
-    def test_every_figure_is_explained_by_the_page_on_metrics(self):
-        meanings = report.meanings()
-        assert all(meanings[metrics[0]][0] for _, titles in report.CURVES.values()
-                   for metrics in titles.values())
-
 
 class TestStory:
     """What happened, true also of a run that falls or stands still."""
