@@ -265,21 +265,14 @@ class TestCommand:
         assert "frozenlake.slip=0.1" in lake.env_arg and arms.env_arg == ("mixed=True",)
 
     def test_a_model_behind_a_server_is_asked_as_the_options_say(self, monkeypatch, capsys):
-        asked = []
-
-        class Server(SimpleNamespace):
-            def __init__(self, *given):
-                asked.append(given)
-                super().__init__(prompt_tokens=7000, reply_tokens=20)
-
-            def collect(self, groups):
-                return [trajectory(True, 1.0)] * len(groups)
-
-        monkeypatch.setattr("minragen.more.api.Server", Server)
+        server = Mock(return_value=SimpleNamespace(
+            prompt_tokens=7000, reply_tokens=20,
+            collect=lambda groups: [trajectory(True, 1.0)] * len(groups)))
+        monkeypatch.setattr("minragen.more.api.Server", server)
         monkeypatch.setattr(tables_of, "players", lambda training: {})
         evaluation.main(["--env", "lean", "--api", "http://x", "--api-model", "m", "--size", "2",
                          "--temperature", "0.25", "--samples", "2"])
-        assert asked == [("http://x", "m", "free_think", 128, 0.25, True)]
+        server.assert_called_once_with("http://x", "m", "free_think", 128, 0.25, True)
         printed = capsys.readouterr().out
         assert "m                        1.000" in printed and "pass@2 1.000" in printed
         assert printed.endswith("counted 7,000 tokens of prompts and 20 of replies\n")
