@@ -98,11 +98,6 @@ class Arena(Game):
             Message(sender_id=0, content=action.message), Message(sender_id=-1, content="Wrong")])
 
 
-class Two(Action):
-    code: str
-    path: str
-
-
 class Call(Action):
     type: Literal["call_tool"] = "call_tool"
     tool_name: str
@@ -113,8 +108,8 @@ if __name__ == "__main__":
     app = FastAPI()
     for name, env, action, observation, sessions in (
             ("guess", Game, Guess, Hint, 64), ("echo", Echo, Say, Echoed, 64),
-            ("arena", Arena, Say, Talk, 64), ("two", Echo, Two, Echoed, 1),
-            ("tools", Echo, Call, Echoed, 1), ("one", Echo, Say, Echoed, 1)):
+            ("arena", Arena, Say, Talk, 64), ("tools", Echo, Call, Echoed, 1),
+            ("one", Echo, Say, Echoed, 1)):
         app.mount(f"/{name}", create_app(env, action, observation, env_name=name,
                                          max_concurrent_envs=sessions))
     config = uvicorn.Config(app, port=int(sys.argv[1]), log_level="critical")

@@ -3,11 +3,9 @@
 import io
 import json
 import os
-import re
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 
 import pytest
 from conftest import message
@@ -22,7 +20,6 @@ from minragen.environments import limits
 from minragen.look import faults
 from minragen.run import command as commands
 from minragen.run.groups import PatientGroups
-from minragen.run.log import ENDED, Log
 
 USERS = """
 import json
@@ -185,9 +182,7 @@ class TestSentences:
         for main, words, said in (
                 (evaluation.main, ["--rnu", "a"], "unknown option '--rnu': did you mean '--run'?"),
                 (evaluation.main, ["--run", "a", "--split", "foo"], "unknown split 'foo'. Known"),
-                (evaluation.main, ["--size", "3"], "give --run NAME or --env ENV"),
                 (command, ["play", "a", "--seed", "x"], "invalid int value: 'x'"),
-                (command, ["report", "a", "--watch"], "unknown option '--watch'"),
                 (command, ["reproduce"], "arguments are required: run"),
                 (command, ["reprot", "a"], "unknown command 'reprot': did you mean 'report'?")):
             with pytest.raises(SystemExit) as stop:
@@ -279,13 +274,3 @@ class TestErrorsFile:
         assert said.endswith(f"in <lambda>). The traceback is in {path}.")
         assert "KeyError: 'no such key'" in path.read_text()
         assert "Traceback" not in capsys.readouterr().err
-
-    def test_what_ends_a_run_is_kept_also_if_its_line_has_failed_before(self, tmp_path, capsys):
-        log, place = SimpleNamespace(folder=tmp_path), "mine.py:3 in _act"
-        for when, said in (("step 1", "first"), ("step 1", "second"), (ENDED, "last")):
-            fault = faults.Fault(said, place, f"Traceback of {said}")
-            assert Log.keep(log, fault, when) == tmp_path / "errors.txt"
-        text = (tmp_path / "errors.txt").read_text()
-        assert re.findall("Traceback of (.*)", text) == ["first", "last"]
-        log.folder = tmp_path / "errors.txt"  # nothing can be written there
-        assert Log.keep(log, fault, ENDED) is None and "errors.txt" in capsys.readouterr().out

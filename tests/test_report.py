@@ -26,7 +26,7 @@ INTERVAL = "95 % interval [{:.3f}, {:.3f}]"
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
 
-def store(folder, steps=8, hostile="", size=1, **options):
+def store(folder, steps=8, hostile="", **options):
     """The files of a run that never was, in folder."""
     folder.mkdir(parents=True)
     config = from_options(dict(env="frozenlake", model="tiny", val_size=64) | options)
@@ -53,11 +53,11 @@ def store(folder, steps=8, hostile="", size=1, **options):
                     "turn_rewards": [0.0, float(member == 0)],
                     "messages": [{"role": "system", "content": "rules"},
                                  {"role": "user", "content": f"step {step}{hostile}"},
-                                 {"role": "assistant", "content": f"up{hostile}" * size},
+                                 {"role": "assistant", "content": f"up{hostile}"},
                                  {"role": "user", "content": "on"},
                                  {"role": "assistant", "content": "down"}],
-                    "replies": [{"tokens": [f"up{hostile}"] * size, "logprobs": [-0.5] * size,
-                                 "advantages": [1 - 2.0 * member] * size * (split == "train")},
+                    "replies": [{"tokens": [f"up{hostile}"], "logprobs": [-0.5],
+                                 "advantages": [1 - 2.0 * member] * (split == "train")},
                                 {"tokens": ["do", "wn"], "logprobs": [-1.0, 0.0],
                                  "advantages": [0.5, -0.5] * (split == "train")}]})
     lines.append({"step": steps, "test/success": 0.75})
@@ -119,7 +119,7 @@ class TestCurves:
         folder = store(tmp_path / "a$b$")
         lines = read_lines(folder / "metrics.jsonl")
         for line in lines:
-            line |= {"val/env_errors": 32, "grad_norm": 0.0}
+            line["val/env_errors"] = 32
         lines[-2]["first_turn/mi"] = None
         (folder / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
         rewritten(folder / "metrics.jsonl", lambda text: text.replace(
@@ -129,10 +129,8 @@ class TestCurves:
         assert told["validation"] == (
             f"success {rate:.3f}, {INTERVAL.format(*wilson(rate * 32, 32))}, 32 episodes")
         assert told["test"] == "" and [line["step"] for line in run.history] == [*range(9)]
-        figures = figures_of([run])
         assert {(0, round(bound, 6)) for bound in wilson(lines[0]["val/success"] * 32, 32)} <= (
-            set.union(*(band(figures["success"], k) for k in range(2))))
-        assert figures["gradient norm"]["limits"] == [0, 1e-9]
+            set.union(*(band(figures_of([run])["success"], k) for k in range(2))))
 
     def test_every_warning_of_the_run_is_marked_and_told(self, tmp_path, monkeypatch):
         monkeypatch.setattr(report, "warnings_of", lambda lines: [
@@ -140,14 +138,6 @@ class TestCurves:
         run = Run(store(tmp_path / "a"))
         assert run.warnings == figures_of([run])["entropy"]["warnings"] == [(5, "take care")]
         assert report.problems(run)[-1] == "Warning at step 5: take care"
-
-    def test_an_outlier_does_not_squeeze_a_curve(self, tmp_path):
-        folder = store(tmp_path / "a", steps=100)
-        rewritten(folder / "metrics.jsonl", lambda text: text.replace(
-            '"grad_norm": 50', '"grad_norm": 1e5'))
-        figure = figures_of([Run(folder)])["gradient norm"]
-        assert figure["lines"][0]["y"] == [1e5 if k == 50 else k for k in range(1, 101)]
-        assert figure["limits"][0] == 0 and 100 < figure["limits"][1] < 300
 
     def test_the_scripted_players_are_shown_where_they_played_with_the_same_options(self, tmp_path):
         """The better of the two shallow ones."""
@@ -161,14 +151,6 @@ class TestCurves:
             ("random policy", random / row["size"])]
         assert figures_of([b])["success"]["players"] == []
         assert figures_of([a, b])["success"]["players"] == []
-
-    def test_every_figure_is_explained_by_the_page_on_metrics(self):
-        meanings = report.meanings()
-        assert all(meanings[metrics[0]][0] for _, titles in report.CURVES.values()
-                   for metrics in titles.values())
-        assert meanings["kl_ref"] == ["estimated KL to the model before RL (kl_coef > 0), "
-                                      "nats/token; kl_estimator says how",
-                                      "grows slowly; else raise kl_coef"]
 
 
 class TestStory:
@@ -293,16 +275,6 @@ class TestDamage:
         (folder / "checkpoint" / "manifest.json").write_text(DEEP)
         assert "31 of 64" in report.write([folder]).read_text() or "val_size" in change
 
-    def test_of_very_many_steps_some_are_drawn_and_all_are_counted(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(report, "MOST_STEPS", 3)
-        folder = store(tmp_path / "a", steps=12)
-        rewritten(folder / "metrics.jsonl", lambda text: text.replace(
-            '"step"', '"env_errors": 1, "step"'))
-        run = Run(folder)
-        assert [line["step"] for line in run.history] == [0, 2, 4, 7, 8, 12]
-        assert run.left_out == ["7 of 13 steps"]
-        assert "In 13 training episodes the environment failed." in report.problems(run)
-
 
 class TestCommand:
     def test_it_writes_a_page_of_named_runs_and_refuses_others(self, tmp_path, capsys, monkeypatch):
@@ -363,7 +335,6 @@ class TestBrowser:
             set("seed", "all"); set("outcome", "failure"); seen.failure = cards();
             set("outcome", "all"); set("env", "frozenlake"); seen.env = cards();
             set("split", "train"); seen.train = cards(); seen.advantage = colours();
-            set("colour", "logprob"); seen.logprob = colours();
             set("colour", "none"); seen.none = colours();
             get("step").value = 3; get("step").oninput(); seen.third = get("shown").textContent;
             seen.steps = get("step").max;
@@ -385,8 +356,6 @@ class TestBrowser:
         assert found["advantage"] == ["rgba(0, 150, 60, 0.6)", "rgba(0, 150, 60, 0.3)",
                                       "rgba(210, 30, 30, 0.3)", "rgba(210, 30, 30, 0.6)",
                                       "rgba(0, 150, 60, 0.3)", "rgba(210, 30, 30, 0.3)"]
-        assert found["logprob"][:3] == ["rgba(30, 90, 210, 0.1)", "rgba(30, 90, 210, 0.2)",
-                                        "rgba(30, 90, 210, 0)"]
         assert found["none"] == [""] * 6
         assert (found["third"], found["steps"]) == ("3", "8")
         assert sorted(found["figures"]) == sorted(figures_of([Run(folder)]))

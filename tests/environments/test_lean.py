@@ -215,10 +215,6 @@ class TestTheorems:
                          ("(p q r : Prop) (h : q) : q", "(n a b : Prop) (k : b) : b")):
             assert theorems.shape(f"theorem a {one}") == theorems.shape(f"theorem b {two}")
 
-    def test_a_pattern_makes_a_theorem_of_each_alternative(self):
-        assert theorems.fill("C", "succ _", ["C(n) = C", "Cs"]) == ["succ n = succ _", "Cs"]
-        assert [t.name for t in THEOREMS].count("bool_comm") == 2  # of `&&` and `||`
-
     def test_a_drawn_theorem_needs_each_fact_of_its_proof_and_no_other(self):
         """So of every disjunction only the side that the proof takes can be proved."""
         for theorem in [*DRAWN[:100], *GOALS[:300]]:
@@ -254,12 +250,9 @@ class TestTactics:
         for statement, tactic, proved in (
                 ("(p q : Prop) (h : p) (g : q) : p ∧ (q ∨ p)", "simp [h, g]", True),
                 ("(n m : N) (h : n = m) : n + zero = m", "simp [h]", True),
-                ("(f : N → N) (h : ∀ x, f x = x) : f (f zero) = zero", "simp only [h]", True),
                 ("(p : N → Prop) (h : ∀ x, p x) : ¬∃ x, ¬p x", "simp [h]", True),
-                ("(p : Prop) (h : p ∧ True) : p", "simp at h; exact h", True),
                 ("(p q : Prop) : p ∧ q", "simp", False), ("(p : Prop) : p", "decide", False),
                 (": ∀ b c : Bool, (b && c) = (c && b)", "decide", True),
-                (": ¬(true = false) ∧ (False → true = false)", "decide", True),
                 (": ∀ b : Bool, (!b) = b", "decide", False),
                 (": zero = zero", "omega", False)):
             verdict = packaged.check(Theorem("x", f"theorem x {statement} := by"), (tactic,))
@@ -284,12 +277,9 @@ class TestEpisode:
                               ("undo", first)):
             assert Lean.shallow_answer(texts) == answer
             texts += [answer, after]
-        for facts, goal, answer in (
-                ("h : p ∧ q", "p ∧ q", "exact h"), ("h : p", "p ∧ q", "constructor"),
-                ("h : q", "p ∨ q", "left"), ("h : p", "q → p", "intro i1"),
-                ("h : p ∨ q", "r", "cases h"), ("n : N", "n = n", "rfl")):
+        for facts, goal, answer in (("h : p", "p ∧ q", "constructor"), ("h : p", "p", "exact h"),
+                                    ("h : p", "q → p", "intro i1"), ("h : p ∨ q", "r", "cases h")):
             assert Lean.shallow_answer(["", f"theorem x\n{facts}\n⊢ {goal}"]) == answer
-        assert Lean.shallow_answer([Lean().instruction, first]) == "simp [*]"
 
     def test_stalling_costs_and_undo_takes_back_the_last_tactic_that_changed_something(self):
         env = playing(budget=Budget(20, 1, 20))
@@ -416,8 +406,6 @@ class TestMinif2f:
         ("open Real\n", "theorem a (x : ℝ) :\n  x = x :=", " by\n", "a",
          f"{theorems.DEFAULT_HEADER}\nopen Real"),
         ("", "import Mathlib\n\ntheorem amc_7 : 2 = 2 :=", " by sorry", "amc_7", "import Mathlib"),
-        ("import Mathlib\nopen Nat", "theorem foo.{u} (x : Sort u) : x = x :=", " by", "foo",
-         "import Mathlib\nopen Nat"),
         ("", "theorem «weird name» : 1 = 1 :=", " by", "«weird name»", theorems.DEFAULT_HEADER),
         ("", "theorem A.b₁'{x : ℕ} : x = x :=", " by", "A.b₁'", theorems.DEFAULT_HEADER)])
     def test_a_record_is_a_theorem_with_its_own_header(self, header, text, end, name, whole_header):

@@ -143,8 +143,6 @@ class TestOurs:
 
     @pytest.mark.parametrize("words, said", [
         ("bandot", "unknown env 'bandot': did you mean 'bandit'?"),
-        ("bandit --env-arg size=3", "option of Bandit"),
-        ("bandit --max-turns 0", "max_turns is 0"),
         ("bandit --host nobody.invalid", "error: cannot listen on http://nobody.invalid:8000: ")])
     def test_what_cannot_be_served_is_refused(self, words, said):
         with pytest.raises(SystemExit, match=re.escape(said)):
@@ -213,13 +211,8 @@ class TestOthers:
             "ready", {"success": 0.0, "valid": 1.0, "effective": 0.0})
         for name, said in (("arena", "which field of its observations is the text? Give --env-arg "
                                      "observation=NAME: prompt, messages."),
-                           ("two", "Give --env-arg action=NAME: code, path."),
-                           ("tools", "no field of its actions is text"),
-                           ("none", "does not answer like an OpenEnv server: HTTP Error 404")):
+                           ("tools", "no field of its actions is text")):
             assert said in refusal(make, f"{others}/{name}")
-        assert "an action needs more than a text: ['path']" in refusal(make, 
-            f"{others}/two", action="code")
-        assert "which field" in refusal(make, f"{others}/echo", observation="echo")
         env = make(f"{others}/arena", observation="prompt,messages", instruction="Guess.")
         assert (env.reset()[0], env.system_prompt) == ("Rules\nRules", "Guess.")
         assert env.step("crane")[0] == "Rules\ncrane\nWrong"
@@ -297,7 +290,6 @@ class TestFailures:
         elsewhere = others.removeprefix("openenv:http") + "/echo"
         for answer, said in (
                 (lambda *_: (200, "", b"[" * 10**5), "Is it running?"),
-                (lambda *_: (200, "", b"<html>"), "Expecting value"),
                 (lambda *_: (200, "", b"x" * 5_000_000), "endless reply"),
                 (lambda *_: (200, "", b'{"action": 1}'), "Is it "),
                 (lambda path, _: (302, f"http{elsewhere}{path}", b""), "HTTP Error 302")):
@@ -307,13 +299,12 @@ class TestFailures:
                          (302, f"ws{elsewhere}{path}", b"")) as url,
               pytest.raises(ServerGone, match="redirects")):
             make(f"openenv:{url}").reset()
-        for address in ("openenv:file:///etc", "openenv:"):
-            assert "expected openenv:http://host:port." in refusal(make, address)
+        assert "expected openenv:http://host:port." in refusal(make, "openenv:file:///etc")
         assert "Connection refused" in refusal(make, "openenv:http://127.0.0.1:1")
 
 
-def caller(dataset, environment):
-    """The model and the tokenizer of a tiny Llama that has learnt by heart to call `play`."""
+def caller():
+    """The model and the tokenizer of a tiny Llama, whose every reply is a call of `play`."""
     import torch
     import trl
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -328,30 +319,20 @@ def caller(dataset, environment):
         chat_template=(Path(trl.__file__).parent / "chat_templates/qwen2_5.jinja").read_text())
     call = '<tool_call>\n{"name": "play", "arguments": {"message": "', '"}}\n</tool_call>'
     tokenizer.add_tokens(["<|im_start|>", *call])
-    torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=1,
         num_attention_heads=2, max_position_embeddings=8192, eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id))
-    optimizer, env = torch.optim.Adam(model.parameters(), 1e-2), environment()
-    for row, direction in zip(dataset.select(range(32)), ("Up", "Left", "Down", "Right") * 8):
-        row["prompt"][0]["content"] += env.reset(**row)
-        prompt, reply = (tokenizer(text)["input_ids"] for text in (
-            tokenizer.apply_chat_template(row["prompt"], tools=[env.play], tokenize=False,
-                                          add_generation_prompt=True),
-            f"{call[0]}{direction}{call[1]}<|im_end|>"))
-        ids = torch.tensor([prompt + reply])
-        labels = ids.masked_fill(torch.arange(ids.shape[1]) < len(prompt), -100)
-        model(input_ids=ids, labels=labels).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    replies = tokenizer([f"{call[0]}{word}{call[1]}<|im_end|>" for word in ("Down", "Left")])
+    replies = torch.tensor(replies["input_ids"])
+    model.generate = lambda input_ids, **_: torch.cat(
+        [input_ids, replies[torch.arange(len(input_ids)) % 2]], 1)
     return {"model": model, "processing_class": tokenizer}
 
 
 class TestTRL:
     @pytest.mark.filterwarnings("ignore")
     def test_its_trainer_takes_a_step_on_our_sokoban_as_the_page_shows(self, tmp_path, monkeypatch):
-        """With a tiny Llama that has learnt by heart to call the tool with a random direction."""
         pytest.importorskip("trl")
         monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
         (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/openenv.md").read_text(),
@@ -361,7 +342,7 @@ class TestTRL:
                  f"disable_tqdm=True, output_dir={str(tmp_path)!r}")
         with ours("sokoban") as (_, url):
             for shown, tested in (("http://127.0.0.1:8000", url), ("max_steps=200", small),
-                                  ('"Qwen/Qwen3-0.6B"', "**caller(dataset, Sokoban)")):
+                                  ('"Qwen/Qwen3-0.6B"', "**caller()")):
                 assert shown in program
                 program = program.replace(shown, tested)
             names = {"caller": caller}

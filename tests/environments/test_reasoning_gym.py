@@ -131,11 +131,8 @@ class TestRefusal:
     @pytest.mark.parametrize("name, options, said", [
         ("chainsum", {}, "unknown data set of reasoning_gym 'chainsum': did you mean 'chain_sum'?"),
         ("chain_sum", {"max_term": 3}, "option of chain_sum 'max_term': did you mean 'max_terms'?"),
-        ("chain_sum", {"seed": 3}, "unknown option of chain_sum 'seed'"),
         ("chain_sum", {"max_terms": 1}, "{'max_terms': 1}, but max_terms must be >= min_terms"),
-        ("chain_sum", {"max_terms": "many"}, "bad options of chain_sum"),
-        ("composite", {}, "composite of reasoning_gym is made of other data sets: give their"),
-        ("chain_sum", {"partial": 1}, "option partial of ReasoningGym: got 1")])
+        ("composite", {}, "composite of reasoning_gym is made of other data sets: give their")])
     def test_an_unknown_name_or_a_bad_option_is_a_sentence(self, name, options, said):
         with pytest.raises(ValueError) as refused:
             make(f"examples.reasoning_gym:{name}", **options)

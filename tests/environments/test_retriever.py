@@ -11,7 +11,6 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from conftest import begin
@@ -90,24 +89,6 @@ class TestRetriever:
             assert ask(url, "GET", "/health")[0] == 200
             for client in silent:
                 client.close()
-
-    def test_an_answer_may_take_longer_than_a_request_but_has_to_be_taken(self, monkeypatch, capfd):
-        monkeypatch.setattr("examples.retriever.ARRIVAL", 0.6)
-        monkeypatch.setattr("examples.retriever.Handler.timeout", 0.6)
-        slow = SimpleNamespace(search=lambda text, _: time.sleep(0.9) or ["x" * int(text)])
-        request = (b"POST /retrieve HTTP/1.0\r\nHost: localhost\r\nContent-Length: 21\r\n\r\n"
-                   b'{"query": "30000000"}')
-        with serving(slow) as (url, address):
-            alive, end = threading.active_count(), time.monotonic() + 30
-            with socket.create_connection(address) as gone:
-                gone.sendall(request)
-            with socket.create_connection(address) as idle:
-                idle.sendall(request)
-                assert ask(url, "POST", "/retrieve", '{"query": "1"}')[1]["results"] == ["x"]
-                while threading.active_count() > alive and time.monotonic() < end:
-                    time.sleep(0.05)
-                assert time.monotonic() < end  # nobody serves it any more
-        assert capfd.readouterr().err == ""
 
     def test_an_episode_over_http_is_the_local_one(self, retriever):
         for seed in range(3):

@@ -128,10 +128,8 @@ class TestDevice:
     """The instrument itself: what it refuses and counts is what PyTorch does on CUDA."""
 
     @pytest.mark.parametrize("mixed", [
-        torch.add, torch.nn.functional.linear, lambda a, b: b.add_(a), lambda a, b: a @ b.T,
-        lambda a, b: torch.cat([a, b]), lambda a, b: a.gather(1, b.long()),
-        lambda a, b: torch.where(b > 0, a, 0.0), lambda a, b: b[a.long()],
-        lambda a, b: a.masked_scatter(b > 0, a), lambda a, b: a.index_add(0, b[0].long(), a)])
+        torch.add, torch.nn.functional.linear, lambda a, b: b.add_(a),
+        lambda a, b: a.gather(1, b.long()), lambda a, b: b[a.long()]])
     @pytest.mark.parametrize("inference", [False, True])
     def test_an_operation_on_tensors_of_two_devices_is_refused(self, mixed, inference):
         with pretend_device(), torch.inference_mode(inference):
@@ -144,10 +142,8 @@ class TestDevice:
         (0, [], lambda x: x.masked_fill(x > 2, 0.0).masked_scatter(x > 2, x).sort().values),
         (1, [], lambda x: float(x[0, 0])),
         (1, [("copy to host", 3)], lambda x: x[0].tolist()),
-        (1, [("copy to device", 4)], lambda x: torch.zeros(4).to("pretend:0")),
         (0, [("copy to device", 4)], lambda x: torch.zeros(4).to("pretend:0", non_blocking=True)),
         (1, [("copy to device", 3)], lambda x: x[0].copy_(torch.zeros(3))),
-        (1, [("copy to device", 2)], lambda x: torch.tensor([1, 0], device="pretend:0")),
         (1, [("copy to device", 2)], lambda x: x[[1, 0]]), (1, [], lambda x: x[x > 2])])
     @pytest.mark.parametrize("inference", [False, True])
     def test_waits_and_copies_are_counted(self, waits, moved, operation, inference):

@@ -139,9 +139,8 @@ def write(page, printed):
 class TestComparison:
     @pytest.mark.parametrize("line, change", [
         ("ratio 1.144", ("1.144", "1.164")), ("20 passed in 5.92s", ("20", "19")),
-        ("id 320", ("320", "321")), ("kept True", ("True", "False")), ("A 0.5", ("A 0.5", "A")),
-        ("step   5/20  success 0.742  val 0.9", ("0.742", "0.942")), ("A 0.5", ("0.5", "-0.5")),
-        ("step   5/20  success 0.742  val 0.9", ("  val 0.9", "")), ("A\nB", ("\nB", ""))])
+        ("A 0.5", ("0.5", "-0.5")), ("A\nB", ("\nB", "")),
+        ("step   5/20  success 0.742  val 0.9", ("0.742", "0.942"))])
     def test_all_else_is_a_difference_that_is_shown(self, line, change):
         found = difference(line, line.replace(*change))
         assert f"-{line.splitlines()[-1]}" in found.splitlines()
