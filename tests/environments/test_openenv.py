@@ -303,8 +303,8 @@ class TestFailures:
         assert "Connection refused" in refusal(make, "openenv:http://127.0.0.1:1")
 
 
-def caller():
-    """The model and the tokenizer of a tiny Llama, whose every reply is a call of `play`."""
+def caller(dataset, environment):
+    """The model and the tokenizer of a tiny Llama that has learnt by heart to call `play`."""
     import torch
     import trl
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -319,20 +319,30 @@ def caller():
         chat_template=(Path(trl.__file__).parent / "chat_templates/qwen2_5.jinja").read_text())
     call = '<tool_call>\n{"name": "play", "arguments": {"message": "', '"}}\n</tool_call>'
     tokenizer.add_tokens(["<|im_start|>", *call])
+    torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=1,
         num_attention_heads=2, max_position_embeddings=8192, eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id))
-    replies = tokenizer([f"{call[0]}{word}{call[1]}<|im_end|>" for word in ("Down", "Left")])
-    replies = torch.tensor(replies["input_ids"])
-    model.generate = lambda input_ids, **_: torch.cat(
-        [input_ids, replies[torch.arange(len(input_ids)) % 2]], 1)
+    optimizer, env = torch.optim.Adam(model.parameters(), 1e-2), environment()
+    for row, direction in zip(dataset.select(range(32)), ("Up", "Left", "Down", "Right") * 8):
+        row["prompt"][0]["content"] += env.reset(**row)
+        prompt, reply = (tokenizer(text)["input_ids"] for text in (
+            tokenizer.apply_chat_template(row["prompt"], tools=[env.play], tokenize=False,
+                                          add_generation_prompt=True),
+            f"{call[0]}{direction}{call[1]}<|im_end|>"))
+        ids = torch.tensor([prompt + reply])
+        labels = ids.masked_fill(torch.arange(ids.shape[1]) < len(prompt), -100)
+        model(input_ids=ids, labels=labels).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
     return {"model": model, "processing_class": tokenizer}
 
 
 class TestTRL:
     @pytest.mark.filterwarnings("ignore")
     def test_its_trainer_takes_a_step_on_our_sokoban_as_the_page_shows(self, tmp_path, monkeypatch):
+        """With a tiny Llama that has learnt by heart to call the tool with a random direction."""
         pytest.importorskip("trl")
         monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
         (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/openenv.md").read_text(),
@@ -342,7 +352,7 @@ class TestTRL:
                  f"disable_tqdm=True, output_dir={str(tmp_path)!r}")
         with ours("sokoban") as (_, url):
             for shown, tested in (("http://127.0.0.1:8000", url), ("max_steps=200", small),
-                                  ('"Qwen/Qwen3-0.6B"', "**caller()")):
+                                  ('"Qwen/Qwen3-0.6B"', "**caller(dataset, Sokoban)")):
                 assert shown in program
                 program = program.replace(shown, tested)
             names = {"caller": caller}
