@@ -274,9 +274,8 @@ def warnings_told():
         counts = [row[column].split(" of ") for row in rows for column in columns]
         return " of ".join(str(sum(map(int, numbers))) for numbers in zip(*counts))
 
-    return (f"In the runs of commit 3f4b272, {total(2)} drops of a quarter in success "
-            f"(perhaps half of them chance)\ngot a timely warning, and {total(6, 7)} other runs "
-            "got a false one.")
+    return (f"At commit 3f4b272, {total(2)} losses of a quarter of the success (perhaps half of "
+            f"them by chance)\ngot a timely warning, and {total(6, 7)} other runs a false one.")
 
 
 def named(env):

@@ -22,8 +22,8 @@ class Countdown(TextEnv):
     Solver: combines all subsets of the numbers, exactly.
 
     Options: `count` of numbers, 3 or 4, or 0 for either; the `largest` number; `operators` that
-    tasks and answers may use (RAGEN's tasks: +-); `data`, a file of tasks, of which only
-    those with `count` numbers that the operators can solve are played.
+    tasks and answers may use (RAGEN's tasks: +-); `data`, a file of tasks; tasks without `count`
+    numbers or without a solution by `operators` are skipped.
     """
 
     budget = Budget(max_turns=1, max_actions_per_turn=1, max_actions=1)

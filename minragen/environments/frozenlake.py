@@ -15,8 +15,8 @@ class FrozenLake(Board):
     Ends when: the player enters the goal or a hole.
     Solver: value iteration over the actions left; without slip, a shortest path.
 
-    Options: `size`; `frozen`, the probability that a tile is ice; `slip`, that a step goes to one
-    of the two sides instead; `view` (coord, grid, grid_coord, image, image+text); `symbols` of the
+    Options: `size`; `frozen`, the probability that a tile is ice; `slip`, the probability
+    that a step goes sideways; `view` (coord, grid, grid_coord, image, image+text); `symbols` of the
     grid; `tile`, the pixels of a cell's side. A path within the action budget joins start and goal.
     An image does not show the start.
     """

@@ -22,14 +22,14 @@ class Sudoku(TextEnv):
     Observation: the grid, with a dot for an empty cell, and the last turn's refused actions.
     Actions: `(R, C, N)` puts a number into a cell, `clear (R, C)` takes the player's own number
         back; up to 2 a turn.
-    Reward: 1 for the first time that a cell gets its number, 10 more for the last of them, -0.1
-        for a clue cell or a broken rule, 0 for a number that fits but is wrong.
+    Reward: 1 for the first time that a cell gets its number, 10 more for solving, -0.1 for a clue
+        cell or a broken rule, 0 for a number that fits but is wrong.
     Ends when: the grid is solved.
     Solver: corrects wrong numbers first, then fills the cells in an order of deduction.
 
     Options: `size` (4, 9 or 16), which raises the budget, too; `hints` lists the numbers that fit
-    each empty cell. Half of the cells are blank, or fewer with a smaller budget, and some empty
-    cell always has only one number that fits.
+    each empty cell. Half of the cells are blank, or fewer with a smaller budget; at every stage
+    only one number fits some empty cell.
     """
 
     budget = Budget(max_turns=5, max_actions_per_turn=2, max_actions=10)
