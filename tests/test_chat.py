@@ -254,13 +254,6 @@ class TestInstructions:
         assert f"at most {config.max_new_tokens} tokens." in system_message(learner.frame)
         assert "tokens" not in system_message(ChatFrame(built()))
 
-    def test_no_thought_is_asked_for_where_the_form_has_none_and_descriptions_are_explained(self):
-        for name, thought, described in (("no_think", False, []), ("grounding", True, ["obs"]),
-                                         ("worldmodeling", True, ["pred"])):
-            told = system_message(ChatFrame(built(), name))
-            assert ("a short thought" in told) == thought, name
-            assert [part for part in ("obs", "pred") if f"The {part}" in told] == described, name
-
 
 class TestParsing:
     def test_a_reply_in_the_format_is_read_and_any_other_has_no_parts_at_all(self):

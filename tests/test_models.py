@@ -201,18 +201,12 @@ class TestLoading:
                   if template or not special else contextlib.nullcontext()):
                 load_policy(folder)
 
-    @pytest.mark.parametrize("words, said", [
-        ("", "cannot load model '.*': Couldn't instantiate the backend tokenizer"),
-        ("Qwen2Tokenizer", "reads 'a' as '': its files are missing or broken"),
-        ("GemmaTokenizer", "reads 'a' as '<unk>': its files are missing or broken")])
-    def test_a_folder_without_tokenizer_files_is_refused(self, words, said, tmp_path):
+    def test_a_folder_without_tokenizer_files_is_refused(self, tmp_path):
         """Of a class that it knows, transformers makes a tokenizer of a few tokens, which reads
         every prompt as empty."""
-        saved(tmp_path, "tokenizer_config.json", tokenizer_class=words)
+        saved(tmp_path, "tokenizer_config.json", tokenizer_class="Qwen2Tokenizer")
         (tmp_path / "tokenizer.json").unlink()
-        if not words:
-            (tmp_path / "tokenizer_config.json").unlink()
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match="reads 'a' as '': its files are missing or broken"):
             load_policy(tmp_path)
 
     @pytest.mark.parametrize("change", [

@@ -42,17 +42,10 @@ pytestmark = pytest.mark.usefixtures("runs")
 class TestFullDisk:
     """A function that writes fails; long/test_kill.py has real disks."""
 
-    def test_a_checkpoint_a_folder_or_a_lock_that_cannot_be_written_is_named(
-            self, begun, runs, monkeypatch):
-        failing = mock.Mock(side_effect=OSError(30, "Read-only"))
-        with monkeypatch.context() as patch:
-            patch.setattr(torch, "save", failing)
-            assert message("--run", "a", "--resume", "--steps", "3") == (
-                f"error: cannot write {begun}/checkpoint: [Errno 30] Read-only")
-        for name in ("mkdir", "touch"):
-            monkeypatch.setattr(Path, name, failing)
-        assert message("--run", "b", *BRIEF) == f"error: {runs}/b: Read-only"
-        assert message("--run", "a", "--resume") == f"error: {begun}/lock: Read-only"
+    def test_a_checkpoint_that_cannot_be_written_is_named(self, begun, monkeypatch):
+        monkeypatch.setattr(torch, "save", mock.Mock(side_effect=OSError(30, "Read-only")))
+        assert message("--run", "a", "--resume", "--steps", "3") == (
+            f"error: cannot write {begun}/checkpoint: [Errno 30] Read-only")
 
 
 class TestPowerCut:
@@ -189,7 +182,8 @@ class TestResume:
         assert {line["step"] for line in read_lines(begun / "trajectories.jsonl")
                 if line["split"] == "test"} == {3}  # the final test is of the last step alone
 
-    @pytest.mark.parametrize("gone", [dict(twists=0, knots=[]), dict(twists=0.5, knots=[])])
+    @pytest.mark.parametrize("gone", [
+        dict(twists=0, knots=[], threads=1, step_gamma=1.0), dict(twists=0.5, knots=[], threads=1)])
     def test_a_run_with_options_that_are_gone_goes_on_if_they_were_off(self, begun, capsys, gone):
         path, expected = begun / "config.json", read_config(begun)
         path.write_text(json.dumps(json.loads(path.read_text()) | gone))
@@ -208,15 +202,6 @@ class TestResume:
             assert said == ""
             run("--run a --resume --steps 3")
             assert metrics(begun)[-1]["step"] == 3 and "twists" not in path.read_text()
-
-    def test_what_replaces_an_option_that_is_gone_is_told(self, begun):
-        path = begun / "config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | dict(
-            threads=1, step_gamma=1.0, loss_mask="response", zero_task=True)))
-        assert message("--run", "a", "--resume", "--steps", "3") == (
-            "error: run 'a' had zero_task=True, which this version lacks; now --advantages none "
-            "trains by the other losses alone. Go on at the commit that made it: "
-            f"{runs_module.commit_of(begun) or 'not known'}.")
 
     def test_a_damaged_checkpoint_is_refused_by_name(self, begun):
         shutil.rmtree(begun / "checkpoint.best")
@@ -292,22 +277,6 @@ class TestResume:
             for end in ("", ".old", ".best"):
                 assert not damage(b / f"checkpoint{end}")
             assert [step_of(b / f"checkpoint{end}") for end in ("", ".old", ".best")] == [5, 4, 2]
-
-    def test_no_message_advises_to_delete_a_run(self, begun, runs):
-        """Stored runs come without weights; `make reproduce` trains them again."""
-        for path in begun.glob("checkpoint*/trainer.pt"):
-            path.write_bytes(b"")
-        said = message("--run", "a", "--resume")
-        assert said.startswith("error: checkpoint is damaged: ") and said.endswith(
-            "trainer.pt has changed. Restore the file. Train it again with: make reproduce RUN=a")
-        for path in begun.glob("checkpoint*"):
-            shutil.rmtree(path)
-        again = "Train it again with: make reproduce RUN=a"
-        assert message("--run", "a", "--resume") == (
-            f"error: {begun} has no checkpoint: its weights are not here. {again}")
-        assert message("--run", "b", "--init-from", "a", *BRIEF).endswith(again)
-        (runs / "d").mkdir()
-        assert "Choose another name" in message("--run", "d", *BRIEF)
 
     def test_a_run_is_trained_by_one_process_at_a_time(self, begun):
         with runs_module.locked(begun):
@@ -479,7 +448,6 @@ class TestReproduce:
             main(["reproduce", "b"])
 
     @pytest.mark.parametrize("line, new, said", [
-        ({"a": 1}, {"a": 1}, ""), ({"a": 1}, {"a": 2}, "a: 1, now 2"),
         ({"a": 1}, {}, "a: 1, now None"), ({}, {"loss": 1}, "loss: None, now 1"),
         ({}, {"a": 1}, ""),  # the run's version did not measure it
         ({"val/a": 1}, {"val/a": 2}, "val/a: 1, now 2"),

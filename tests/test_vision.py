@@ -16,7 +16,7 @@ import pytest
 import torch
 import towers
 import transformers
-from conftest import message, parsed
+from conftest import message
 from several import several
 from test_train import build, played, updated
 from towers import TORCHVISION, folder_of, gemma3, gemma4, idefics3, llava, mistral3
@@ -32,7 +32,6 @@ from minragen.models import Critic, token_logprobs
 from minragen.more import vision
 from minragen.more.vision import ImageStore
 from minragen.rollout import Rules, collect
-from minragen.run import measure
 from minragen.run.groups import PatientGroups
 from minragen.run.load import PROCESSOR_FILES, load_policy, processor_of
 from minragen.run.proof import prove
@@ -103,11 +102,6 @@ class TestImageStore:
         special = {*policy.tokenizer.all_special_ids,
                    *policy.tokenizer.convert_tokens_to_ids(towers.MARKS)}
         assert sum(i in special for i in around) == marks
-
-    def test_images_in_a_grid_without_marks_that_are_known_are_refused(self):
-        text = SimpleNamespace(vocab_size=9, rope_parameters={"mrope_section": [1, 1, 1]})
-        with pytest.raises(ValueError, match="marks images in a way that is not known"):
-            ImageStore(None, SimpleNamespace(image_token_id=1, get_text_config=lambda: text))
 
     def test_text_beside_an_image_ends_no_turn_and_is_no_image(self, policy):
         frame = ChatFrame(policy.tokenizer, image_store=policy.image_store)
@@ -330,11 +324,6 @@ class TestRuns:
         assert max(len(episode["images"]) for episode in episodes) > 1
         assert transformers.AutoModelForImageTextToText.from_pretrained(runs / "a/checkpoint")
         evaluation.main(["--run", "a", "--size", "4"])
-
-    def test_an_evaluation_with_images_of_another_size_is_refused(self):
-        play = measure.checkpoint_player(parsed(*PAINTED))
-        with pytest.raises(RuntimeError, match=r"or images of \(32, 32, 3\): "):
-            play(EnvGroups("frozenlake", 2, 1, options={"view": "image"}))
 
     def test_a_window_shows_its_images(self):
         _, learner, batch = played(*PAINTED, "--context", "limited", "--window", "2")

@@ -12,7 +12,7 @@ from toys import replies
 from minragen.environments.board import read_tiles
 from minragen.environments.frozenlake import FrozenLake
 from minragen.environments.sokoban import Sokoban
-from minragen.envs import IMAGE, EnvGroups, image_of, make
+from minragen.envs import IMAGE, EnvGroups, image_of
 
 BOARDS = (FrozenLake, Sokoban)
 LAKE = ("P_O_", "__G_", "OO__", "____")
@@ -79,12 +79,6 @@ class TestImages:
         assert same == [True, True, False, False]
         (observation, *_), = groups.step([1], replies(["Right || Up"]))
         assert np.array_equal(observation.image, after)
-
-    def test_gymnasium_renders_text_alone(self):
-        with pytest.raises(ValueError, match="render_mode 'rgb_array'. Known: ansi"):
-            make("sokoban", render_mode="rgb_array")
-        with pytest.raises(ValueError, match="'render_mode' is not an option"):
-            EnvGroups("sokoban", 1, 1, options={"render_mode": "ansi"})
 
 
 class TestText:
