@@ -16,6 +16,7 @@ import zlib
 from collections import ChainMap, Counter
 from itertools import product
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -59,6 +60,7 @@ class TestErrors:
     def test_a_name_that_is_no_environment_is_refused(self):
         for name, said in ((":Walk", "bad env ':Walk': expected package.module:Class"),
                            ("test_envs:Nothing", "the module has no such subclass of TextEnv"),
+                           ("test_envs:Budget", "the module has no such subclass of TextEnv"),
                            ("minragen.environments.board:Board", "is the base of environments"),
                            ("openenv", "package.module:Class or openenv:URL")):
             assert said in refusal(make, name)
@@ -288,11 +290,16 @@ class Panic(BaseException):
     """As pyo3_runtime.PanicException."""
 
 
-class Mute(ValueError):
-    """An error whose text cannot be read."""
+def fails(*given, **named):
+    raise Panic("a method of a value that an environment returned")
 
-    def __str__(self):
-        raise Panic("a method of a value that an environment returned")
+
+def hostile(base):
+    """A subclass of `base` all of whose methods raise."""
+    names = {*dir(base), "__float__", "__bool__", "__len__", "__iter__", "__getattr__"}
+    kept = {"__new__", "__init__", "__class__", "__dict__", "__getattribute__", "__del__",
+            "__init_subclass__", "__subclasshook__", "__slots__", "__module__"}
+    return type("Hostile", (base,), dict.fromkeys(names - kept, fails))
 
 
 def raising(*kinds):
@@ -304,13 +311,18 @@ def raising(*kinds):
 
 LOOP = []
 LOOP.append(LOOP)
+HOSTILE, TEXT, NUMBER, TABLE = map(hostile, (object, str, float, dict))
 VALUES = [lambda value=value: value for value in (
     None, 5, 0.5, 10**400, float("nan"), float("inf"), "0.5", "", "<image>", "\x1b]0;", "\ud800",
     b"x", float, [1], {}, {1: 1.0}, {"a": "b"}, {"seconds": 2.0}, LOOP, np.array(0.5),
     np.array([0.5]), np.array("x"), np.float32(0.5), np.zeros((4, 4, 3), np.uint8), np.bool_(True),
     np.zeros((2, 2), object))] + [
-    lambda: iter("abc"), raising(Panic), raising(asyncio.CancelledError), raising(GeneratorExit),
-    raising(Mute), raising(KeyError, Mute), raising(SystemExit, Mute), raising(StopIteration)]
+    HOSTILE, lambda: TEXT("Day"), lambda: NUMBER(0.5), lambda: TABLE(a=1.0), lambda: iter("abc"),
+    raising(Panic), raising(asyncio.CancelledError), raising(GeneratorExit),
+    raising(hostile(ValueError)), raising(hostile(OSError), HOSTILE), raising(SystemExit, HOSTILE),
+    raising(StopIteration), raising(KeyError, lambda: TEXT("x")), raising(SyntaxError, HOSTILE),
+    raising(type("Sly", (Exception,), {"__class__": property(fails), "__cause__": property(fails),
+                                       "__setattr__": fails, "args": property(fails)}))]
 PLACES = ("observation", "reward", "terminated", "truncated", "info", "key", "number", "image",
           "result", "state", "prompt")
 
@@ -396,8 +408,8 @@ class TestNonsense:
         for parallel in (False, True):
             _, t, _ = played(("reward", raising(Panic, lambda: "index\x1b"), "step", parallel))
             assert t.error == "Panic: index\x1b" and "Panic: index (" in str(t.fault)
-        _, t, _ = played(("reward", raising(Mute), "step", False))
-        assert t.error == "<class 'test_envs.Mute'>: its text cannot be read" == t.fault[0]
+        _, t, _ = played(("reward", raising(hostile(ValueError)), "step", False))
+        assert t.error == "<class 'test_envs.Hostile'>: its text cannot be read" == t.fault[0]
 
     def test_ctrl_c_ends_the_run_and_no_thread(self):
         interrupt = "reward", raising(KeyboardInterrupt), "step"
@@ -428,6 +440,14 @@ class TestThreads:
         there = weakref.ref(groups.envs[0])
         del groups
         assert there() is None
+
+    def test_where_no_thread_can_start_a_step_runs_without(self, monkeypatch):
+        monkeypatch.setattr(Step, "parallel", True)
+        groups = PatientGroups("test_envs:Step", 3, 1)
+        groups.reset(0)
+        monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError))
+        assert groups.step([0, 2], replies(["Right"] * 2)) == [
+            begin("walks:Step", seed).step("Right") for seed in (0, 2)]
 
 
 class TestContract:

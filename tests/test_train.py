@@ -31,7 +31,7 @@ from minragen.run.groups import RUN_METRICS, PatientGroups
 from minragen.run.load import load_policy
 from minragen.run.log import TIMES, Log, keep_advantages, texts_of
 from minragen.run.runs import run_folder
-from minragen.support.metrics import episode_metrics
+from minragen.support.metrics import episode_metrics, waiting_metrics
 from minragen.train import QUIET
 from minragen.trajectory import StopReason, Trajectory, make_batch
 
@@ -128,6 +128,11 @@ class TestLoop:
 
 
 class TestDescribe:
+    def test_a_clock_that_stands_still_divides_nothing_by_zero(self):
+        t = episode()
+        t.turns = [SimpleNamespace(times=(5.0, 5.0, 5.0))]
+        assert waiting_metrics([t]) == {"rollout_idle": 0.0, "waited": 0.0}
+
     def test_means_are_over_episodes_and_a_mixture_also_gets_them_per_environment(self):
         lake = {"success": 0.5, "episode_return": pytest.approx(0.45), "turns": 1.5,
                 "response_tokens": 4.5, "context_full": 0.5, "env_errors": 0, "valid": 0.25,
