@@ -266,7 +266,7 @@ class TestCompiled:
         counters = torch._dynamo.utils.counters
         counters.clear()
         assert_compiled_alike(policy := family("Llama"), range(2))
-        assert counters["stats"]["unique_graphs"] <= 2
+        assert counters["stats"]["unique_graphs"] <= 6  # two halves in three modes
         assert "equal a full pass" in prove(policy, 320)
 
     def test_auto_is_for_long_runs_on_cuda_and_a_failure_leaves_the_layers_alone(
@@ -287,7 +287,8 @@ class TestCompiled:
             compiles("on", "GPT-NeoX")
         monkeypatch.setattr(torch, "compile", lambda half, dynamic: lambda *given: 1 / 0)
         assert not compiles("on")
-        assert "warning   torch.compile fails: division by zero" in capsys.readouterr().out
+        said = "warning   torch.compile fails: ZeroDivisionError('division by zero')\n"
+        assert capsys.readouterr().out == said
 
 
 class TestMicroBatches:

@@ -186,7 +186,7 @@ def verdict(problem, code, examples, seconds):
     Groups repeat programs, so verdicts are cached; timeouts, which load may cause, are not.
     """
     cases = (*problem.public[:examples], *problem.hidden)
-    key = str(cases), problem.name, code, examples, seconds, sandbox.SUBMISSIONS.kind
+    key = hash(str(cases)), problem.name, code, examples, seconds, sandbox.SUBMISSIONS.kind
     if key in VERDICTS:
         return VERDICTS[key]
     words = [result.word for result in sandbox.judge(code, cases, problem.name, seconds)]

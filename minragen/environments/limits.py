@@ -1,4 +1,4 @@
-"""How long a step or a request may take, and what tells that a server or the memory is gone."""
+"""How long a step or a request may take, and what tells that a server is gone or memory full."""
 
 import re
 import signal

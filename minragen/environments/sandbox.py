@@ -145,7 +145,8 @@ class WorkerPool:
     @contextmanager
     def lend(self):
         """Lend a sandbox. One that fails is closed."""
-        sandbox, kept = self.free.get(), None
+        sandbox = self.free.get()
+        kept = None
         try:
             sandbox = sandbox or self._start()
             yield sandbox

@@ -82,7 +82,7 @@ class Graph:
 
     def __init__(self, function, device, first=False):
         pool = None if first else first_graph(device).graph.pool()
-        self.graph, stream = torch.cuda.CUDAGraph(), capture_stream(device)
+        self.graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             # Not `torch.cuda.graph`, which first empties the allocator's cache.
@@ -100,8 +100,3 @@ class Graph:
 def first_graph(device):
     """It stays, and so does the memory that graphs share."""
     return Graph(lambda: torch.zeros(1, device=device), device, first=True)
-
-
-@cache
-def capture_stream(device):
-    return torch.cuda.Stream(device)

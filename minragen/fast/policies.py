@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from minragen import cache
 from minragen.fast import llama, prefix_tree
 
-LONG_RUN = 100  # steps from which on a gain of a fifth outweighs half a minute of compilation
+LONG_RUN = 100  # training steps that are worth the time of compilation
 
 
 def faster(policy, attention="", room=0):
@@ -63,15 +63,15 @@ def compile_layers(policy, wish, steps):
     it fails, which is printed, they run as they are.
 
     wish: on, off, or auto: on CUDA if there are LONG_RUN training steps
-    raises: ValueError if other layers are wished to be compiled
+    raises: ValueError for `on` with other layers, also LoRA's: its reference would round otherwise
     """
     decoder = policy.model.base_model
-    ours = type(decoder).__name__ in llama.FAMILY
+    ours = type(decoder).__name__ in llama.FAMILY and not policy.base
     auto = ours and policy.device.type == "cuda" and steps >= LONG_RUN
     if wish == "off" or wish == "auto" and not auto:
         return
     if not ours:
-        raise ValueError(f"compile: {policy.name!r} is not of Llama's family.")
+        raise ValueError(f"compile: {policy.name!r} is not of Llama's family, or has LoRA.")
     torch._dynamo.config.recompile_limit = 64  # sampling, learning, one token, a critic, ...
     torch._functorch.config.donated_buffer = False  # gradients by reward std go back twice
     halves = [torch.compile(half, dynamic=True)
@@ -80,11 +80,15 @@ def compile_layers(policy, wish, steps):
         layer.halves = halves
     try:
         tokens = torch.arange(4, device=decoder.embed_tokens.weight.device)[None]
-        prefix_tree.hidden_before(decoder, tokens, tokens > 0)
+        for mode in (torch.inference_mode, torch.no_grad, torch.enable_grad):
+            with mode():
+                states = prefix_tree.hidden_before(decoder, tokens, tokens > 0)
+        states.sum().backward()
+        policy.model.zero_grad()
     except Exception as error:  # there may be no C compiler
         for layer in decoder.layers:
             del layer.halves
-        print(f"warning   torch.compile fails: {str(error).strip().splitlines()[0]}", flush=True)
+        print(f"warning   torch.compile fails: {error!r:.300}", flush=True)
 
 
 def set_attention(policy, attention):
@@ -121,14 +125,13 @@ def packed(decoder, tokens, mask):
 def usual_attention(model):
     """Within this, a model uses the attention that it was loaded with: another one, such as flash
     attention, may not take the masks of a rollout."""
-    if usual := getattr(model, "usual_attention", ""):
-        config = model.config.get_text_config()
-        chosen, config._attn_implementation = config._attn_implementation, usual
+    config = model.config.get_text_config()
+    chosen = config._attn_implementation
+    config._attn_implementation = getattr(model, "usual_attention", chosen)
     try:
         yield
     finally:
-        if usual:
-            config._attn_implementation = chosen
+        config._attn_implementation = chosen
 
 
 def last_hidden(run, model, *given):

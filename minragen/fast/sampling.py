@@ -72,20 +72,22 @@ def stopped_behind(slots, rows):
 
 
 def regather(room, kept, parts, capacity):
-    """`cache.regather` into slots for `room` tokens; slots that are large enough are reordered in
-    place, or are those of the rollout before. kept: [those KVSlots], or [] if they may not stay"""
+    """`cache.regather` into slots for `room` tokens: in place, or into those of the rollout before,
+    if they are large enough. kept: [those KVSlots], or [] if they may not stay; replaced here"""
     parts = [(slots, index) for slots, index in parts if index]
     slots, n = parts[0][0], sum(len(index) for _, index in parts)
     token = sum(x[0, :, 0].nbytes for both in slots.layers.values() for x in both)
-    stays = may_stay(slots.device, n * room * token)
+    stays = may_stay(slots.device, max(n, len(slots.lengths)) * room * token)
     if stays:
         capacity = max(capacity, room)
-    fitting = [x for x in (slots, *kept) if n <= len(x.lengths) and capacity <= x.capacity]
+    fitting = [x for x in (*kept, slots) if n <= len(x.lengths) and capacity <= x.capacity]
     if not fitting:
+        kept.clear()  # frees them before others are made
         made = cache.regather(parts, capacity)
-        kept[:] = [made] if stays else []
+        kept += [made] if stays else []
         return made
-    made, bounds = fitting[0], [part.bounds[index] for part, index in parts]
+    made = fitting[0]
+    bounds = [part.bounds[index] for part, index in parts]
     behind = (0, len(made.bounds) - n)
     parts = [(part, torch.tensor(index).to(made.device, non_blocking=True), int(longest.max()))
              for (part, index), longest in zip(parts, bounds)]

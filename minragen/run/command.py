@@ -59,9 +59,8 @@ def opening_line(config, resume, count=1):
 
 
 def processes(asked, config, alone=False):
-    """How many processes to start. `auto` is one, if `alone` or but for a new run of a bundled tiny
-    model on a CPU: one for each core, up to MOST_PROCESSES. Larger models use all cores in one
-    process, too. The variable CI says that other tests run beside."""
+    """How many processes to start. `auto` is one, but a new run of a bundled tiny model on a CPU
+    gets one for each core up to MOST_PROCESSES, unless `alone`, or CI says that tests run, too."""
     if asked.isdecimal() and int(asked) > 0:
         return int(asked)
     if asked != "auto":

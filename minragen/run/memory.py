@@ -74,15 +74,15 @@ def phases(learner, config, frozen=False):
     parameters = {id(p): p for m in models for p in m.parameters()}.values()  # LoRA shares some
     trained = [p for p in parameters if p.requires_grad and not frozen]
     n = _sizes(learner.policy, config, learner.world.size)
-    rollout, kept = _rollout(n, config), {}
-    if (learner.policy.regather is not regather  # but fast/sampling.py's
-            and may_stay(learner.policy.device, rollout["KV slots"])):
-        kept = {"KV slots": rollout.pop("KV slots")}
+    rollout = _rollout(n, config)
+    stay = learner.policy.regather is not regather and may_stay(
+        learner.policy.device, rollout["KV slots"])  # of fast/sampling.py, beside those of prompts
     return {"always": {"weights": sum(p.nbytes for p in parameters),
                        "masters": sum(4 * p.numel() for p in trained if p.itemsize < 4),
                        "Adam": sum(8 * p.numel() for p in trained),
                        "older weights": config.stale and (config.stale + 1) * sum(
-                           p.nbytes for p in trained)} | kept,
+                           p.nbytes for p in trained),
+                       "KV slots that stay": stay and rollout["KV slots"]},
             "rollout": rollout, "update": _update(n, config, trained)}
 
 

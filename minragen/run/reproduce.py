@@ -9,6 +9,7 @@ processes, all lines of metrics.jsonl are equal but for times (docs/running.md).
 import dataclasses
 import sys
 
+from minragen.config import check
 from minragen.look.faults import Parser
 from minragen.run import log, runs, start
 
@@ -19,7 +20,7 @@ def main(argv):
     parser.add_argument("run", help="a folder under runs/")
     name = parser.parse_args(argv).run
     again = f"{name}-again"
-    config = dataclasses.replace(runs.resumed_config({"run": name}), run=again, log="")
+    config = check(dataclasses.replace(runs.resumed_config({"run": name}), run=again, log=""))
     if start.run(config) is None:
         sys.exit(130)  # stopped; nothing to compare
     lines, new = ([*map(log.without_times, runs.read_lines(runs.RUNS / run / "metrics.jsonl")[0])]

@@ -43,7 +43,7 @@ KNOWN = {*vars(Config()), "data_files"}  # of config.json
 COUNTERS = ("step", "validation_due", "best_success", "ended", "empty_steps", "skipped", "rounds",
             "ema")
 FREE_ON_RESUME = ("run", "steps", "max_context", "device", "max_rows", "feed_share",
-                  "token_budget", "activation_checkpointing", "plain", "log")
+                  "token_budget", "activation_checkpointing", "plain", "compile", "log")
 VERSIONS = {"torch": torch.__version__, "transformers": transformers.__version__}
 warn_once = functools.cache(tqdm.write)  # a command may read a config.json several times
 
@@ -272,7 +272,8 @@ def lines_until(step, path):
 def read_lines(path, needed=()):
     """The JSON objects in a file with a step and the keys `needed`; and how many lines are none:
     a kill may have cut one off, or another process may be writing it. No file has no lines."""
-    lines, texts = [], path.read_text("utf-8", "replace").splitlines() if path.is_file() else []
+    texts = path.read_text("utf-8", "replace").splitlines() if path.is_file() else []
+    lines = []
     for text in texts:
         with contextlib.suppress(ValueError, AttributeError, RecursionError):
             line = json.loads(text)

@@ -9,11 +9,12 @@ Most of the reading list runs as one reads it. These functions have others in th
     rollout.collect         fast/scheduler.py        rows would wait            test_rows.py
     cache.last_hidden       fast/llama.py            Llama's family             test_attention.py
                             fast/graphs.py           the same, on CUDA          test_rows.py
-                            torch.compile            the same, 100 steps        test_attention.py
     rollout.sample_replies  fast/sampling.py         the same, on CUDA          test_rows.py
     cache.regather          fast/sampling.py         where flash.py runs        test_rows.py
     cache.hidden_before,    fast/prefix_tree.py      Llama's family, without    test_attention.py
     cache.micro_batches                              another --attention
+    a decoder's layers      torch.compile            the same, on CUDA if 100   test_attention.py
+                                                     steps, or --compile on
     attention with masks    fast/flash.py            the same, in bfloat16 on   test_attention.py
                                                      CUDA
     models.output_layer,    fast/head.py             bfloat16 on CUDA           test_attention.py
@@ -178,8 +179,7 @@ def build_learner(config, groups, checkpoint_of=None, say=print):
               for split, held in groups.items()}
     if policy.image_store:
         policy.image_store.expect(firsts["train"])
-    if not config.plain:
-        compile_layers(policy, config.compile, config.steps)
+    compile_layers(policy, "off" if config.plain else config.compile, config.steps)
     say(f"proved    {prove(policy, config.max_context)}")
     check_first_prompts(config, frame, groups, firsts)
     learner = Learner(policy, frame, AdamW(policy.model.parameters(), config.lr),

@@ -39,7 +39,7 @@ def short(value):
 def unknown_option(name, known):
     """The sentence for an unknown option: what to do without one that ended, or the nearest one."""
     if said := REMOVED.get(name.lstrip("-").replace("-", "_")):
-        return f"unknown option {name!r}: it ended with commit 5892899; now {said[1]}."
+        return f"unknown option {name!r}: commit 5892899 has it; now {said[1]}."
     return nearest("option", name, known) + " See --help."
 
 
