@@ -157,7 +157,7 @@ class TestBadInput:
 
     def test_an_option_that_was_removed_is_refused_with_what_to_do_now(self):
         self.check((["--zero-task", "true"], "unknown option '--zero-task': commit "
-                                             "5892899 has it; now --advantages none trains by the "))
+                                             "5892899 has it; now --advantages none trains by "))
         assert not REMOVED.keys() & {f.name for f in dataclasses.fields(Config)}
 
     def test_a_value_outside_its_bounds_is_refused_with_them(self):
