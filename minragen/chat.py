@@ -8,6 +8,7 @@ Tests: `python -m pytest tests/test_chat.py`.
 
 import re
 from functools import lru_cache, partial
+from itertools import islice
 
 from minragen.envs import IMAGE, image_of
 from minragen.support import formats
@@ -107,9 +108,7 @@ class ChatFrame:
 
     def parts_ended(self, ids, before=0):
         """How many parts of the format are complete in a reply. With all of them the reply is
-        complete: whatever follows cannot change what `parse` reads.
-
-        before: the same number for ids[:-1]
+        complete: whatever follows cannot change what `parse` reads. before: the number for ids[:-1]
 
         Tokenizers merge "</", "answer" and ">" with their neighbours as they like, so tags are
         looked for in text. Decoding is dear, so the last few ids are searched first for the tags
@@ -119,7 +118,8 @@ class ChatFrame:
             return before
         end = self._part_ends[before]
         tags = end.pattern.count("<")  # how many end this part: </a><b> is two
-        start = [i for i, id_ in enumerate(ids) if id_ in self._ids_with_bracket][-tags:][0]
+        *_, start = islice((i for i in reversed(range(len(ids)))
+                            if ids[i] in self._ids_with_bracket), tags)
         if not end.search(self.tokenizer.decode(ids[max(0, start - TAG_TAIL):])):
             return before
         text = self.prefix + self.tokenizer.decode(ids)
