@@ -57,7 +57,7 @@ class Step:
         self.rows = rows
         self.tokens = torch.zeros(rows, 1, dtype=torch.int64, device=slots.device)
         self.counts = torch.zeros_like(self.tokens[:, 0])
-        self._kernels(model, slots)  # what runs the first time, or is compiled, is not captured
+        self._kernels(model, slots)  # what a first call does, such as compiling, is not captured
         self.replay = Graph(lambda: self._kernels(model, slots), slots.device)
 
     def _kernels(self, model, slots):
@@ -81,15 +81,18 @@ class Graph:
     others, of which none is needed any more."""
 
     def __init__(self, function, device, first=False):
-        pool = None if first else first_graph(device).graph.pool()
-        self.graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
+        shared = None if first else first_graph(device)
+        self.graph = torch.cuda.CUDAGraph()
+        # One stream for all: the allocator reuses memory only on the stream that it was made on.
+        self.stream = shared.stream if shared else torch.cuda.Stream(device)
+        self.stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(self.stream):
             # Not `torch.cuda.graph`, which first empties the allocator's cache.
-            self.graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            self.graph.capture_begin(pool=shared and shared.graph.pool(),
+                                     capture_error_mode="thread_local")
             self.result = function()
             self.graph.capture_end()
-        torch.cuda.current_stream(device).wait_stream(stream)
+        torch.cuda.current_stream(device).wait_stream(self.stream)
 
     def __call__(self):
         self.graph.replay()

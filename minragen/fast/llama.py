@@ -84,7 +84,7 @@ def decode(decoder, tokens, positions, attend, wanted=None):
 def _layer(layer, number, x, angles, attend, wanted):
     """One decoder layer: (N, D) -> (N, D), or (M, D) of the tokens `wanted`."""
     project, finish = getattr(layer, "halves", (before_attention, after_attention))
-    if wanted is not None:  # the last layer, which differs
+    if wanted is not None:  # only in the last layer: not worth a compilation of its own
         project = before_attention
     x, queries, keys, values = project(layer, x, angles, wanted)
     return finish(layer, x, attend(number, queries, keys, values, layer.self_attn.scaling))

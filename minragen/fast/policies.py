@@ -13,8 +13,6 @@ from torch.nn.functional import pad
 from minragen import cache
 from minragen.fast import llama, prefix_tree
 
-LONG_RUN = 100  # training steps that are worth the time of compilation
-
 
 def faster(policy, attention="", room=0):
     """The policy with the quickest way to run its model: in Llama's family without padding, with
@@ -58,16 +56,16 @@ def faster(policy, attention="", room=0):
     return policy
 
 
-def compile_layers(policy, wish, steps):
+def compile_layers(policy, wish, steps, least=100):
     """Let torch.compile fuse what layers of Llama's family compute before and after attention. If
     it fails, which is printed, they run as they are.
 
-    wish: on, off, or auto: on CUDA if there are LONG_RUN training steps
+    wish: on, off, or auto: on CUDA if the run has `least` steps, which are worth the time it takes
     raises: ValueError for `on` with other layers, also LoRA's: its reference would round otherwise
     """
     decoder = policy.model.base_model
     ours = type(decoder).__name__ in llama.FAMILY and not policy.base
-    auto = ours and policy.device.type == "cuda" and steps >= LONG_RUN
+    auto = ours and policy.device.type == "cuda" and steps >= least
     if wish == "off" or wish == "auto" and not auto:
         return
     if not ours:

@@ -369,9 +369,8 @@ def refuse_lost_options(run):
     stored = json.loads((RUNS / run / "config.json").read_text("utf-8"))
     for name, value in lost_options(stored).items():
         now = f"; now {REMOVED[name][1]}" if name in REMOVED else ""
-        made_it = commit_of(RUNS / run) or "not known"
         raise ValueError(f"run {run!r} had {name}={value!r:.200}, which this version lacks{now}. "
-                         f"Go on at the commit that made it: {made_it}.")
+                         f"Go on at its commit: {commit_of(RUNS / run) or 'not known'}.")
 
 
 # ---- How a file is written -----------------------------------------------------------------------
