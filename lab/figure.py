@@ -274,8 +274,9 @@ def warnings_told():
         counts = [row[column].split(" of ") for row in rows for column in columns]
         return " of ".join(str(sum(map(int, numbers))) for numbers in zip(*counts))
 
-    return (f"At commit 3f4b272, {total(2)} losses of a quarter of the success (perhaps half of "
-            f"them by chance)\ngot a timely warning, and {total(6, 7)} other runs a false one.")
+    return (f"At commit 3f4b272, of runs that lost a quarter of their success (perhaps half of "
+            f"them by chance)\n{total(2)} were warned in time; "
+            f"of other runs {total(6, 7)} were warned.")
 
 
 def named(env):
@@ -399,8 +400,8 @@ def mutants_result():
     trees = " and ".join(f"`{name}/` {tree[:12]}" for name, tree in sample["trees"].items())
     return (f"The stored run, `lab/results/mutants.json`, is of the trees {trees}.\n"
             f"{tried - len(reasons)} of {tried} mutants were killed, in {sample['minutes']} "
-            f"minutes on two cores. Of the others {same} are equivalent, and for\n"
-            f"{len(reasons) - same} there is a test; the file has the reasons and the tests.")
+            f"minutes on two cores. Of the others {same} change no\nbehaviour; for the other "
+            f"{len(reasons) - same} a test was written afterwards. The file names both.")
 
 
 # page -> {name of a block in it: function that makes its text}

@@ -1,13 +1,16 @@
-"""Three pictures of the whole: an agent's loop, the memory that training needs, a map of the code.
+"""Four pictures: an agent's loop, a collapse, the memory that training needs, a map of the code.
 
     python -m lab.figure      (draws them with all others, in docs/)
 
 loop.png     one turn of FrozenLake, and an instance that a stored run fails before RL and solves
              after it
+collapse.png GRPO learns MetaMathQA at the preset's learning rate and collapses at three times that
+             rate: three seeds of each, and replies before and after
 memory.png   the forecast of run/memory.py for models of five sizes, with all weights and with LoRA
 code.png     the files of the reading list in the order of a step, and the wings around them
 
-Reading order: `draw_loop`, `draw_memory`, `draw_code`, each below the data that it draws.
+Reading order: `draw_loop`, `draw_collapse`, `draw_memory`, `draw_code`, each below the data that
+it draws.
 
 Tests: `python -m pytest tests/long/test_pictures.py`.
 """
@@ -16,6 +19,7 @@ import textwrap
 from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
+import numpy as np
 import torch
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Patch, Rectangle
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
@@ -153,6 +157,57 @@ def _board(axis, left, bottom, side, image):
     axis.add_patch(Rectangle((left, bottom), side, side, fill=False, ec="#444444", lw=1, zorder=3))
 
 
+# ---- A collapse ----------------------------------------------------------------------------------
+# the stored runs of a learning rate -> its name and colour
+RATES = {"metamathqa-stable": ("the preset's learning rate", BLUE),
+         "metamathqa-collapse": ("three times that rate", VERMILION)}
+CURVES = {"success": "success", "reward_std": "reward std", "valid": "valid replies"}
+SHOWN = 2  # questions whose replies are shown
+
+
+def draw_collapse(path):
+    """Three metrics from step 1 on, a dot for a step of a seed and a line for the mean of the
+    seeds; below, how questions are answered before RL and at the end of the runs of seed 0."""
+    figure = plt.figure(figsize=(10, 4.6))
+    for place, (key, title) in enumerate(CURVES.items()):
+        axis = figure.add_axes((0.05 + 0.325 * place, 0.5, 0.275, 0.36))
+        for stem, (name, colour) in RATES.items():
+            runs = [[line[key] for line in archive.metrics(run) if key in line]
+                    for run in archive.names(f"{stem}-s?")]
+            steps = range(1, len(runs[0]) + 1)
+            for run in runs:
+                axis.plot(steps, run, ".", color=colour, alpha=0.35, ms=5)
+            axis.plot(steps, np.mean(runs, axis=0), color=colour, lw=2, label=name)
+        axis.set_title(title, fontsize=12)
+        axis.set_xlabel("training step", fontsize=11)
+        axis.set_ylim(0, 1.03 if key != "reward_std" else 0.55)
+        axis.grid(alpha=0.3)
+    figure.legend(*axis.get_legend_handles_labels(), loc="upper center", ncols=2, fontsize=12,
+                  frameon=False)
+    _replies(figure.add_axes((0.05, 0.0, 0.925, 0.37)))
+    algorithm._save(figure, path)
+
+
+def _replies(axis):
+    """A row for each question, a column before RL and one at the end of a run at each rate."""
+    axis.set(xlim=(0, 1), ylim=(0, SHOWN + 0.5))
+    axis.set_axis_off()
+    columns = [(0.3, "before RL", "black", "metamathqa-stable", 0),
+               (0.54, "after RL", BLUE, "metamathqa-stable", -1),
+               (0.78, "after the collapse", VERMILION, "metamathqa-collapse", -1)]
+    for left, title, colour, stem, when in columns:
+        run, at = f"{stem}-s0", {}
+        for episode in archive.episodes(run):
+            at.setdefault(episode["seed"], []).append(episode["messages"])
+        prefix = forced_prefix(archive.config(run).response_format)
+        axis.text(left, SHOWN, title, fontsize=12, fontweight="bold", color=colour, va="bottom")
+        for row, messages in enumerate([*at.values()][:SHOWN]):
+            _, question, reply = (m["content"] for m in messages[when])
+            axis.text(0, SHOWN - 0.45 - row, textwrap.fill(question, 30), fontsize=11, va="center")
+            axis.text(left, SHOWN - 0.45 - row, family="monospace", fontsize=11, va="center",
+                      s=(prefix + reply).replace("><", ">\n<").replace("> ", ">"))
+
+
 # ---- Memory --------------------------------------------------------------------------------------
 # vocabulary, width, MLP, layers, query heads, key heads, and whether the output layer is tied
 ARCHITECTURES = {"SmolLM2-135M": (49152, 576, 1536, 30, 9, 3, True),
@@ -288,4 +343,5 @@ def draw_code(path):
     algorithm._save(figure, path)
 
 
-PICTURES = {"loop.png": draw_loop, "memory.png": draw_memory, "code.png": draw_code}
+PICTURES = {"loop.png": draw_loop, "collapse.png": draw_collapse, "memory.png": draw_memory,
+            "code.png": draw_code}

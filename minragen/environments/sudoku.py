@@ -29,7 +29,7 @@ class Sudoku(TextEnv):
 
     Options: `size` (4, 9 or 16), which raises the budget, too; `hints` lists the numbers that fit
     each empty cell. Half of the cells are blank, or fewer with a smaller budget; at every stage
-    only one number fits some empty cell.
+    some empty cell admits only one number.
     """
 
     budget = Budget(max_turns=5, max_actions_per_turn=2, max_actions=10)

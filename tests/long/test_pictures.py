@@ -10,6 +10,7 @@ from check import BELOW, READING
 
 from lab import algorithm, archive, pictures
 from lab.algorithm import PICTURES
+from minragen.config import preset
 
 ROOT = Path(__file__).parent.parent.parent
 RUN = "frozenlake-grpo-s0"
@@ -52,6 +53,16 @@ class TestLoop:
         assert before[0].observation == after[0].observation
         assert [sum(turn.reward for turn in turns[:-1]) for turns in (before, after)] == [0, 1]
         assert "Player on the goal" in after[-1].observation
+
+
+class TestCollapse:
+    @pytest.mark.parametrize("seed", range(3))
+    def test_a_seed_learns_at_the_presets_rate_and_loses_success_at_three_times_it(self, seed):
+        for stem, times, sign in zip(pictures.RATES, (1, 3), (1, -1)):
+            run = f"{stem}-s{seed}"
+            assert archive.config(run).lr == times * preset("metamathqa").lr
+            held_out = [m["val/success"] for m in archive.metrics(run) if "val/success" in m]
+            assert sign * (held_out[-1] - held_out[0]) > 0.05
 
 
 class TestMemory:
