@@ -34,8 +34,9 @@ def checkout(tmp_path_factory):
     shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(
         ".git", ".venv", "runs", "__pycache__", ".*_cache"))
     (folder / ".venv").symlink_to(sys.prefix)
-    lamps, price, fog = code_blocks("add-an-environment.md", "python")
-    (own,), (rooms, *_) = (code_blocks(page, "python") for page in ("algorithms.md", "4-task.md"))
+    price, fog = code_blocks("add-an-environment.md", "python")
+    (own,), (lamps, *_), (rooms, *_) = (code_blocks(page, "python") for page in (
+        "algorithms.md", "README.md", "4-task.md"))
     for name, lines in (("my_algo.py", own), ("lamps.py", lamps), ("price.py", price),
                         ("fog.py", fog), ("rooms.py", rooms)):
         with open(folder / name, "a") as file:
