@@ -8,6 +8,7 @@ Differences from reasoning-gym:
      len(answer) / len(reply) if the reply contains the answer.
   3. Some data sets run Python's eval on the answer; `is_harmless` says what they get to see.
 
+game_of_life_halting accepts any text, puzzle24 any four numbers that make 24.
 boxnet, graph_color, propositional_logic, rubiks_cube and rush_hour have no answers, so no solver.
 isomorphic_strings, knight_swap, polynomial_multiplication, ransom_note and word_ladder draw other
 questions in each process unless PYTHONHASHSEED is fixed.

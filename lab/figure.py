@@ -261,8 +261,9 @@ def vision_table():
                      of_seeds([line["val/success"] for line in last], size),
                      of_seeds([run[-1]["test/success"] for run in runs], size),
                      of_seeds(shown, size) if shown else "", minutes(runs)])
-    return table(("environment and options", "before RL", "after RL: seeds 0, 1, 2", "test split",
-                  "test split, images of other boards", "minutes"), rows)
+    return table(("environment and options", "validation before RL",
+                  "validation after RL, seeds 0, 1, 2", "test after RL",
+                  "test, images of other boards", "minutes"), rows)
 
 
 def warnings_told():
@@ -274,9 +275,10 @@ def warnings_told():
         counts = [row[column].split(" of ") for row in rows for column in columns]
         return " of ".join(str(sum(map(int, numbers))) for numbers in zip(*counts))
 
-    return (f"At commit 3f4b272, of runs that lost a quarter of their success (perhaps half of "
-            f"them by chance)\n{total(2)} were warned in time; "
-            f"of other runs {total(6, 7)} were warned.")
+    warned, lost = total(2).split(" of ")
+    return (f"At commit 3f4b272, {lost} runs lost a quarter of their success, perhaps half of them "
+            f"by mere noise;\n{warned} were warned before. "
+            f"Of the other runs {total(6, 7)} were warned.")
 
 
 def named(env):

@@ -162,15 +162,15 @@ def _board(axis, left, bottom, side, image):
 RATES = {"metamathqa-stable": ("the preset's learning rate", BLUE),
          "metamathqa-collapse": ("three times that rate", VERMILION)}
 CURVES = {"success": "success", "reward_std": "reward std", "valid": "valid replies"}
-SHOWN = 2  # questions whose replies are shown
+SHOWN = 3  # questions whose replies are shown
 
 
 def draw_collapse(path):
     """Three metrics from step 1 on, a dot for a step of a seed and a line for the mean of the
     seeds; below, how questions are answered before RL and at the end of the runs of seed 0."""
-    figure = plt.figure(figsize=(10, 4.6))
+    figure = plt.figure(figsize=(10, 5.4))
     for place, (key, title) in enumerate(CURVES.items()):
-        axis = figure.add_axes((0.05 + 0.325 * place, 0.5, 0.275, 0.36))
+        axis = figure.add_axes((0.05 + 0.325 * place, 0.58, 0.275, 0.31))
         for stem, (name, colour) in RATES.items():
             runs = [[line[key] for line in archive.metrics(run) if key in line]
                     for run in archive.names(f"{stem}-s?")]
@@ -184,7 +184,7 @@ def draw_collapse(path):
         axis.grid(alpha=0.3)
     figure.legend(*axis.get_legend_handles_labels(), loc="upper center", ncols=2, fontsize=12,
                   frameon=False)
-    _replies(figure.add_axes((0.05, 0.0, 0.925, 0.37)))
+    _replies(figure.add_axes((0.05, 0.0, 0.925, 0.46)))
     algorithm._save(figure, path)
 
 

@@ -22,9 +22,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 
 ARCHITECTURES = {name: pictures.ARCHITECTURES[name]
                  for name in ("Qwen2.5-0.5B", "Llama-3.2-1B", "Qwen2.5-3B")} | {
-                 "Qwen2.5-7B": (152064, 3584, 18944, 28, 28, 4, False),
-                 "Qwen2.5-32B": (152064, 5120, 27648, 64, 40, 8, False),
-                 "Llama-3.1-70B": (128256, 8192, 28672, 80, 64, 8, False)}
+                 "Qwen2.5-7B": (152064, 3584, 18944, 28, 28, 4, False)}
 
 
 def large(name):

@@ -47,7 +47,7 @@ class Verdict(NamedTuple):
 
 
 class Lean(TextEnv):
-    """Prove a theorem in Lean 4, one tactic a turn.
+    """Prove a theorem in Lean 4, tactic by tactic.
 
     Observation: the theorem (at first), then Lean's proof state: the facts and goal of the first
         case, the goals of the others; after a rejected tactic also the start of Lean's error.
