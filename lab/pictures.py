@@ -70,12 +70,12 @@ def box(axis, left, bottom, width, height, fill, edge):
 
 # ---- The loop ------------------------------------------------------------------------------------
 def draw_loop(path, run=LOOP_RUN):
-    """A turn: board, reply, reward, next board; then the whole instance before and after RL."""
+    """The last turn: board, reply, reward, board; then the whole instance before and after RL."""
     before, after = pair(run)
     figure, axis = sheet(10, 5.3)
-    _turn(axis, after[0], after[1])
+    _turn(axis, *after[-2:])
     axis.plot((0.2, 9.8), (2.15, 2.15), color="#BBBBBB", lw=1)
-    left = _episode(axis, 0.2, before, "The same lake before RL: ", VERMILION)
+    left = _episode(axis, 0.2, before, "This lake with SmolLM2-135M before RL: ", VERMILION)
     _episode(axis, left + 0.45, after, "After RL: ", GREEN)
     algorithm._save(figure, path)
 
@@ -112,7 +112,7 @@ def replayed(config, episode):
 
 def _turn(axis, turn, following):
     """The upper half: the environment shows a board, the policy replies, the environment acts."""
-    for left, number, name in ((0.2, 1, "Observation"), (3.3, 2, "Reply of the policy"),
+    for left, number, name in ((0.2, 1, "Observation"), (3.3, 2, "Reply of the agent"),
                                (7.9, 3, f"Reward {turn.reward:g}, next observation")):
         axis.text(left if number < 3 else 9.8, 5.07, f"{number}. {name}", fontsize=12.5,
                   fontweight="bold", va="center", ha="left" if number < 3 else "right")
@@ -132,8 +132,8 @@ def _turn(axis, turn, following):
         axis.text(middle, 4.0, above, ha="center", va="bottom", fontsize=11.5, family="monospace")
         axis.text(middle, 3.8, below, ha="center", va="top", fontsize=11.5)
     arrow(axis, (8.85, 2.9), (8.85, 2.45), (1.15, 2.45), (1.15, 2.9))
-    axis.text(5, 2.53, "again, until the goal, a hole, or the last turn; the sum of the rewards is "
-              "the return", ha="center", va="bottom", fontsize=11.5)
+    axis.text(5, 2.53, "an episode: again until the goal, a hole or the last turn; the sum of its "
+              "rewards is its return", ha="center", va="bottom", fontsize=11.5)
 
 
 def _episode(axis, left, turns, name, colour, side=0.93, apart=0.09):

@@ -23,6 +23,8 @@ from minragen.train import main
 
 pytestmark = pytest.mark.usefixtures("runs")
 
+OWN = {"advantages": "rloo"}  # an algorithm as a user may have it
+
 
 class TestOptions:
     def test_every_field_is_an_option_with_a_help_text(self):
@@ -50,6 +52,8 @@ class TestOptions:
                 (["--filter", "none", "--filter-value", "0.5"], "It needs a filter")):
             said = message("--env", "bandit", *argv)
             assert "but it has no effect here. " in said and needed in said, argv
+        own = parsed("--algo", "test_config:OWN", "--gamma-turn", "0.8", "--norm-by-std", "false")
+        assert own.gamma_turn == 0.8  # a user's own estimator may read it
         assert "did you mean 'bandit'" in message("--env", "bandi", "--print-config")
         longest = parsed("--env", "bandit,frozenlake", "--context", "limited", "--window", "5")
         check_environments(longest)  # 5 turns has the mixture's longest episode

@@ -69,14 +69,15 @@ NEEDS = {
 
 def check_together(config, base):
     """Refuse options that contradict each other, or that have no effect although they differ from
-    the Config `base`. Raises ValueError."""
+    the Config `base`; a user's own estimator may read what others ignore. Raises ValueError."""
     import torch
 
     from minragen import starpo
 
     for name, (has_effect, needed) in NEEDS.items():
         value, usual = getattr(config, name), (getattr(base, name), getattr(type(config), name))
-        if value not in usual and not has_effect(config):
+        own = ":" in config.algo and name in ("norm_by_std", "gamma", "gamma_turn", "lam")
+        if value not in usual and not has_effect(config) and not own:
             raise ValueError(f"{name}: got {value}, but it has no effect here. It needs {needed}.")
     for refused, sentence in CONTRADICTIONS:
         if refused(config):
