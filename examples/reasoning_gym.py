@@ -34,7 +34,7 @@ class ReasoningGym(TextEnv):
     """A question of a data set.
 
     Reward: 1 for an answer whose score is 1.
-    Ends when: it is answered, or the turns are over; more turns are more attempts.
+    Ends when: an answer scores 1, or the turns are over; more turns are more attempts.
     Solver: the data set's own answer. A few data sets have none.
     Random policy: the answer to another question.
     Options: the fields of the data set's configuration; and `partial`, which pays scores below
@@ -52,7 +52,7 @@ class ReasoningGym(TextEnv):
         self.kind = self.name, repr(options)  # what `data_set` takes
         self.judge = data_set(*self.kind, 0)
         source = inspect.getsource(type(self.judge).score_answer)
-        self.evaluates = self.name != "number_sorting" and (  # its eval is one of literals
+        self.evaluates = self.name != "number_sorting" and (  # its eval sees its own answer
             re.search(r"\b(eval|exec|parse_expr|sympify)\(", source) is not None)
 
     def _reset(self, rng):
@@ -118,7 +118,7 @@ def data_set(name, options, seed):
         raise ValueError(nearest("data set of reasoning_gym", name, sorted(known)))
     if name == "composite":
         raise ValueError("composite of reasoning_gym is made of other data sets: give their names, "
-                         "as in --env examples.reasoning_gym:aiw,bandit.")
+                         "as in --env examples.reasoning_gym:aiw,examples.reasoning_gym:chain_sum.")
     fields = {f.name for f in dataclasses.fields(known[name][1])} - {"seed", "size"}
     for option in options.keys() - fields:
         raise ValueError(nearest(f"option of {name}", option, sorted(fields | {"partial"})))
@@ -132,7 +132,7 @@ def is_harmless(reply, answer):
     """Whether eval and sympy's parse_expr may see a reply: it has no words but those of the data
     set's own answer, no other signs than + - * / ( ) . and comma, and no large power."""
     words = re.compile(r"[^\W\d]+")
-    power = r"\*\*(?!\s*(-?\d\d?|\(\d/\d\))(?!\s*([\w.]|\*\*)))"  # but x**12 and x**(3/2)
+    power = r"\*\*(?!\s*(-?\d\d?|\(\d/\d\))(?!\s*([\w.]|\*\*)))"  # not x**12, x**(3/2)
     return reply == answer or (
         re.fullmatch(r"[-+*/().,\w\s]{0,500}", reply, re.ASCII) is not None
         and {*words.findall(reply)} <= {*words.findall(answer)}
@@ -140,7 +140,7 @@ def is_harmless(reply, answer):
 
 
 def __getattr__(name):
-    """The class of the data set of this name, if it is a name of one's kind."""
+    """The class of the data set of this name; AttributeError for names that begin with _."""
     if name.startswith("_"):
         raise AttributeError(name)
     return type("ReasoningGym", (ReasoningGym,), {"name": name})

@@ -72,8 +72,8 @@ def passages(record):
 
 # ---- Programs ------------------------------------------------------------------------------------
 def taco(record):
-    """`inputs` and `outputs` side by side, or a list of tests. The value may also be the only one
-    in the list that is expected of a function."""
+    """`inputs` and `outputs` side by side, or a list of tests. Of a function the value is
+    expected, or a list that holds just it."""
     tests = from_json(first_of(record, "ground_truth", "tests", "input_output"))
     if isinstance(tests, dict) and "inputs" in tests:
         name = {**(tests.get("metadata") or {}), **tests}.get("fn_name")
@@ -86,7 +86,7 @@ def taco(record):
 
 
 def livecodebench(record):
-    """A call is JSON with an argument a line."""
+    """A call's input has one argument a line, each as JSON."""
     name = (from_json(record.get("metadata")) or {}).get("func_name")
 
     def converted(tests):
@@ -142,8 +142,8 @@ def unpacked(tests):
 
 
 def from_json(value, otherwise=...):
-    """Return the value of JSON or of a Python literal. Blank text is None; other types stay. Text
-    that is neither becomes `otherwise`, or without it raises ValueError."""
+    """Return the value of JSON or of a Python literal; for other text `otherwise`, or ValueError
+    without it. Blank text is None, and what is no text stays."""
     if not isinstance(value, str):
         return value
     if not value.strip():

@@ -21,7 +21,7 @@ MAX_RESULTS = 50  # passages in one reply
 MAX_REQUEST = 2**16  # bytes; a longer request is refused
 MAX_CLIENTS = 128  # connections that are answered at a time
 ARRIVAL = 10.0  # seconds in which a request must have arrived
-PATIENCE = 1.0  # seconds that another one waits for a place before it gets 503
+PATIENCE = 1.0  # seconds that a connection beyond MAX_CLIENTS waits before it gets 503
 
 
 def main():
@@ -91,7 +91,7 @@ class Handler(BaseHTTPRequestHandler):
     def _answer(self, path, content_of):
         """Send what `content_of` returns; status 404 for another path, 400 if it raises."""
         status, content = 404, {"error": f"unknown path: expected {path}, got {self.path!r}"}
-        # A web page that pointed its own name at this machine sends that name.
+        # Against DNS rebinding: such a page sends its own name.
         if self.headers.get("Host", "").partition(":")[0] not in ("127.0.0.1", "localhost"):
             status, content = 403, {"error": "expected Host to be 127.0.0.1 or localhost"}
         elif self.path == path:

@@ -27,7 +27,7 @@ class Secret(TextEnv):
         self.left, self.hint = self.words, "No guess yet."
 
     def instance(self):
-        return str(self.episode)  # not self.word
+        return str(self.episode)  # not self.word: training would never ask for some
 
     def _act(self, guess):
         if guess not in self.words:

@@ -19,7 +19,7 @@ from minragen.support import options as typed
 from minragen.support.checks import check_together
 from minragen.support.formats import FORMATS, description_parts
 
-TRAIN_SEED_STRIDE = 2**24  # instances of a run seed
+TRAIN_SEED_STRIDE = 2**24  # training instances that a run's seed has
 DATA = ("data", "corpus", "url", "products")  # environment options that bring data of the user
 RUN_NAME = re.compile(r"[\w+=-][\w.+=-]{0,99}")  # cannot leave runs/
 BUDGETS = tuple(f.name for f in dataclasses.fields(Budget))
@@ -62,15 +62,15 @@ class Config:
     run: str = opt("", "folder under runs/; empty: named after env, algo, model and seed")
     seed: int = opt(0, "seed of everything random in the run", most=2**20 - 1)
     algo: str = opt("grpo", f"preset: {', '.join(ALGOS)}; or module:preset, your own dictionary")
-    model: str = opt("", "tiny, tiny-vlm, smollm2, folder or Hugging Face id; empty: by the device")
+    model: str = opt("", "tiny, tiny-vlm, smollm2, folder or Hugging Face id; empty: by device")
     device: str = opt("", "cpu, cuda or mps; empty: cuda if there is one")
     steps: int = opt(100, "training steps: a rollout and its updates", least=1)
-    init_from: str = opt("", "a run whose last checkpoint's weights this one begins with")
+    init_from: str = opt("", "run whose last checkpoint gives the initial weights")
     log: str = opt("", "where metrics also go: tensorboard, wandb or both (a,b)")
     warmup_steps: int = opt(400, "supervised steps on demonstrations before RL; 0: none")
     # -- environment
     env_arg: tuple = opt((), "environment option, name=value or env.name=value; may be repeated")
-    layer: tuple = opt((), "layer around it, name,option=value or module:Class; may be repeated")
+    layer: tuple = opt((), "wrapper of env, name,option=value or module:Class; may be repeated")
     max_turns: int = opt(0, "replies per episode; 0: the environment's own")
     max_actions_per_turn: int = opt(0, "actions executed from one reply; 0: the environment's own")
     max_actions: int = opt(0, "actions per episode; 0: the environment's own")
@@ -88,7 +88,7 @@ class Config:
     max_new_tokens: int = opt(24, "tokens per reply, told in the prompt", least=1, most=2**16)
     max_context: int = opt(512, "tokens per conversation", least=2, most=2**24)
     max_rows: int = opt(256, "conversations that are generated at a time", least=1)
-    feed_share: float = opt(1.0, "feed rows once this share of all is ready", least=0.01, most=1)
+    feed_share: float = opt(1.0, "go on once this share of envs has answered", least=0.01, most=1)
     context: str = opt("full", "history that a turn sees", ("full", "limited", "single_turn"))
     window: int = opt(3, "limited and single_turn: turns shown, this one included", least=1)
     # -- which groups
@@ -109,8 +109,8 @@ class Config:
     gamma: float = opt(1.0, "discount per sampled token", most=1)
     lam: float = opt(1.0, "lambda of GAE per time step", most=1)
     gamma_turn: float = opt(1.0, "discount per turn, for estimators and credit by turn", most=1)
-    ratio: str = opt("token", "importance ratio per token, per row (GSPO), or a constant weight "
-                              "(CISPO)", ("token", "sequence", "detached"))
+    ratio: str = opt("token", "importance ratio per token, per row (GSPO), or as a weight without "
+                              "gradient (CISPO)", ("token", "sequence", "detached"))
     clip_low: float = opt(0.2, "lower clip of the ratio: 1 - low")
     clip_high: float = opt(0.28, "upper clip of the ratio: 1 + high")
     dual_clip: float = opt(3.0, "bound on the loss of tokens of negative advantage; >1, or 0: none")
@@ -135,8 +135,8 @@ class Config:
     val_size: int = opt(256, "held-out instances per validation", least=1, most=2**16)
     val_temperature: float = opt(0.5, "of validation; 0: greedy")
     val_every: int = opt(20, "steps between validations; also before and after training", least=1)
-    diagnose_every: int = opt(10, "mutual information at step 1 and every so many; 0: never")
-    gradients_every: int = opt(0, "gradients by reward std at step 1 and every so many; 0: never")
+    diagnose_every: int = opt(10, "mutual information: step 1 and every N steps; 0: never")
+    gradients_every: int = opt(0, "gradients by reward std: step 1 and every N steps; 0: never")
     early_stop: bool = opt(False, "end when the reward std or validation collapses, as in RAGEN")
     save_every: int = opt(20, "steps between checkpoints; also after the last", least=1)
 
@@ -167,7 +167,7 @@ def sources_of(env, algo, model, response_format):
         return {own: _of_envs(PRESETS[model], env)} | of_algo
     of_model = {f"model {typed.short(model)}": MODELS.get(model, PRETRAINED)}
     recipe = RECIPES.get(env) if model == "smollm2" else None
-    fits = recipe and response_format in ("", recipe["response_format"])  # sized for that
+    fits = recipe and response_format in ("", recipe["response_format"])  # its limits suit that
     return of_algo | of_model | {own: _of_envs(ROOM, env) | (recipe if fits else {})}
 
 
@@ -190,8 +190,8 @@ def parse(argv):
     """{name: value} of the given options, with `resume` and `print_config`. Raises ValueError."""
     parser = argparse.ArgumentParser(
         prog="minragen.train", allow_abbrev=False, argument_default=argparse.SUPPRESS,
-        description="Train a language-model agent. [base default]; presets change it: see "
-                    "--print-config. `minragen train` also takes --nproc: a number, or auto.")
+        description="Train a language-model agent. In brackets: defaults, which presets "
+                    "change: see --print-config. `minragen train` also takes --nproc N or auto.")
     parser.error = _usage_error
     parser.add_argument("--resume", action="store_true", default=False,
                         help="continue from runs/NAME/checkpoint")
@@ -272,12 +272,12 @@ def check(config):
     instances = config.steps * config.num_groups * (1 + config.resample)
     if instances > TRAIN_SEED_STRIDE:
         raise ValueError(f"steps * num_groups * (1 + resample): got {instances}, expected at most "
-                         f"{TRAIN_SEED_STRIDE}, the instances of a seed.")
+                         f"{TRAIN_SEED_STRIDE}: a seed has no more instances.")
     for name in filter(None, (config.run, config.init_from)):
         if not RUN_NAME.fullmatch(name):
             raise ValueError(f"bad run name {name!r}: expected up to 100 letters, digits and -_.+=")
     check_together(config, base)
-    typed.parse_mixture(",".join(env_names(config)), config.val_size, REGISTRY)  # divides val_size
+    typed.parse_mixture(",".join(env_names(config)), config.val_size, REGISTRY)  # val_size in parts
     return config
 
 

@@ -78,9 +78,9 @@ class TestPresets:
     def test_the_source_of_every_difference_is_printed(self, capsys):
         main(["--env", "sokoban", "--lr", "0.5", "--model", "smollm2", "--print-config"])
         above, below = capsys.readouterr().out.split("the rest is the base")
-        assert "through you" in next(x for x in above.splitlines() if x.startswith("lr "))
+        assert "set by you" in next(x for x in above.splitlines() if x.startswith("lr "))
         assert "base 64 " in (rows := next(x for x in above.splitlines() if "mini-batch" in x))
-        assert rows.endswith("through model smollm2") and "\ngamma " in below
+        assert rows.endswith("set by model smollm2") and "\ngamma " in below
         assert "val-every" in below
 
     def test_tinys_preset_turns_on_options_which_given_ones_join_and_replace(self):

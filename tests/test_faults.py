@@ -258,7 +258,7 @@ class TestErrorsFile:
 
     @pytest.mark.parametrize("where, said", [
         ("note", "ValueError: zzz]0;title (users_env.py:"),
-        ("first prompt", "users_env:Mine does not begin: ValueError: zzz]0;title (users_env.py:")])
+        ("first prompt", "users_env:Mine cannot be reset: ValueError: zzz]0;title (users_env.py:")])
     def test_before_step_0_an_exception_leaves_no_folder(self, users, runs, capsys, where, said):
         users(where)
         assert message(*self.SMALL.split()).startswith(f"error: {said}")

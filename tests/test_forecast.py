@@ -70,7 +70,7 @@ class TestParts:
         policy = Policy("x", large("Qwen2.5-0.5B"), None, regather=sampling.regather)
         learner = SimpleNamespace(policy=policy, reference=None, critic=None, world=World())
         found = memory.phases(learner, from_options(dict(env="frozenlake", model="hub/x")))
-        assert found["always"]["KV slots that stay"] == found["rollout"]["KV slots"] > 0
+        assert found["always"]["KV slots kept"] == found["rollout"]["KV slots"] > 0
 
 
 class TestLine:

@@ -97,7 +97,7 @@ class TestStates:
         else:
             monkeypatch.setattr(hybrid.LayerStates, "put_back", lambda states: None)
         assert proof._gaps(policy, 48)[1] > 0.1
-        with pytest.raises(RuntimeError, match="nats in torch.float32, at most by"):
+        with pytest.raises(RuntimeError, match="nats in torch.float32 on average"):
             prove(policy, CONTEXT)
 
     def test_the_proof_looks_at_the_largest_gap_too(self):

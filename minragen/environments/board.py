@@ -107,7 +107,7 @@ class Board(TextEnv):
 def read_tiles(drawing, size):
     """The tiles of a drawing: (n, size, size, 3) uint8.
 
-    drawing: eight lines of n words of eight letters of COLOURS: pixels, each word one tile's
+    drawing: eight lines of n words; word i of line j is row j of tile i, a letter per pixel
     size: at least 8, so that every letter is visible
     """
     tiles = np.array([[[COLOURS[letter] for letter in word] for word in line.split()]
@@ -122,7 +122,7 @@ def moved(cell, action, steps=1):
 
 
 def straight(start, end):
-    """The actions of a shortest way over an empty board, those along the column first."""
+    """The actions of a shortest way over an empty board, vertical ones first."""
     (r, c), (row, column) = start, end
     return (["Up"] * (r - row) + ["Down"] * (row - r)
             + ["Left"] * (c - column) + ["Right"] * (column - c))

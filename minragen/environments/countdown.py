@@ -15,11 +15,11 @@ class Countdown(TextEnv):
     """Make an expression that has a target as its value and uses each given number once.
 
     Observation: the numbers in ascending order and the target; after a wrong attempt its value.
-    Actions: `expr` or `expr = value`, with + - * /, brackets and whole numbers; no signs.
+    Actions: `expr` or `expr = value`, with + - * /, brackets and whole numbers; no unary minus.
     Reward: 1 for the target (after `=` the value must be right), 0.1 if only the numbers are
         right, minus what earlier attempts (with `--max-turns`) earned. Anything else is invalid.
     Ends when: the target is reached, or the only turn is over; more turns are more attempts.
-    Solver: combines all subsets of the numbers, exactly.
+    Solver: combines all subsets of the numbers in exact arithmetic.
 
     Options: `count` of numbers, 3 or 4, or 0 for either; the `largest` number; `operators` that
     tasks and answers may use (RAGEN's tasks: +-); `data`, a file of tasks; tasks without `count`
@@ -45,8 +45,8 @@ class Countdown(TextEnv):
         rows = read_tasks(data) if data else []
         self.rows = [row for row in rows if len(row[0]) in self.counts]
         if data and not self.rows:
-            raise ValueError(f"{data} has no row of {' or '.join(map(str, self.counts))} numbers: "
-                             f"change the option count.")
+            raise ValueError(f"{data} has no task of {' or '.join(map(str, self.counts))} "
+                             f"numbers{': change the option count' * bool(count)}.")
 
     @property
     def instruction(self):
@@ -99,8 +99,8 @@ class Countdown(TextEnv):
         return f"Numbers: {' '.join(map(str, self.numbers))}\nTarget: {self.target}{attempt}"
 
     def note(self):
-        """What the target and a number make, which the other numbers then have to make: from the
-        largest number down to the first for which two others do."""
+        """For each number, largest first: the values that it and the target make, one of which the
+        others must make. With three numbers also what the other two make, to the first match."""
         lines = []
         for i in range(len(self.numbers) - 1, -1, -1):
             others = self.numbers[:i] + self.numbers[i + 1:]
@@ -214,7 +214,7 @@ def parse_equation(text, operators="+-*/"):
 
 
 def evaluate(node):
-    """The exact value of a parsed expression; None if it has signs, calls or divides by zero."""
+    """The exact value of a parsed expression; None for unary signs, calls or a division by zero."""
     match node:
         case ast.Constant(number):
             return number
@@ -234,5 +234,5 @@ def read_tasks(path):
 def task_of(record):
     numbers, target = tuple(sorted(map(index, record["nums"]))), index(record["target"])
     if not all(0 < n < 10**6 for n in (*numbers, target)):
-        raise ValueError(f"nums and target are {list(numbers)}, {target}")
+        raise ValueError(f"nums {list(numbers)} and target {target} are not below {10**6:,}")
     return numbers, target

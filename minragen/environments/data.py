@@ -51,9 +51,9 @@ def fitted(text, most, space):
 
 
 def read_each(path, build, refusal, useless="of no use"):
-    """build(record) of each record of a file, without those that are None: they are `useless`, and
-    their number is printed. Raises ValueError for a record that `build` cannot read: the text
-    `refusal`, which may name {path}, {number} and {problem}."""
+    """The build(record) of a file's records that are not None. The number of others is printed, and
+    the reason `useless`. Raises ValueError for a record that `build` cannot read, with the
+    text `refusal`, which may name {path}, {number} and {problem}."""
     built = []
     for number, record in enumerate(watched(read_records(path), desc=f"reading {path}"), 1):
         try:

@@ -35,15 +35,15 @@ warnings.filterwarnings("ignore", module="<answer>")
 class DeepCoder(TextEnv):
     """Write a program; hidden tests decide.
 
-    Observation: the task and two examples; after a try, how many hidden tests it passed and how
-        each example failed, as a word of the sandbox.
+    Observation: the task and two examples; after a try, how many hidden tests it passed and a
+        word for each example that failed (`Result.word` of sandbox.py).
     Actions: Python source, with or without a Markdown fence. Text that is not Python, or lacks the
         function that the task names, is not an action.
     Reward: how far the fraction of hidden tests passed exceeds the best so far; at most 1 in all.
     Ends when: all hidden tests are passed.
     Solver: the reference solution; for a record without one, a program that fails.
 
-    Options: `family`, or formulas: one line of arithmetic that the task spells out;
+    Options: `family`: programs, or formulas, one line of arithmetic that the task spells out;
     `tests` hidden tests per problem (0: all of a record); `seconds` of CPU per test; `data`, a file
     of records.
     """
@@ -128,8 +128,8 @@ class DeepCoder(TextEnv):
 
     @staticmethod
     def shallow_answer(texts):
-        """The first one-line program of a list that gives what both examples show, or else what the
-        first of them shows. It does not read the task."""
+        """The first one-line program of a list that fits both examples, or else one that returns
+        the value of the first whatever it is given. It does not read the task."""
         found = re.search(r"(\w+)\(([a-z]\w*(?:, [a-z]\w*)*)\)", texts[1])
         name, names = found.groups() if found else ("solution", "given")
         examples = []
@@ -161,8 +161,8 @@ class CodeProblem:
 
 
 def program_of(answer, problem):
-    """Return the program in an answer, or None if there is none: then no process starts. A program
-    defines the function asked for; without one it calls anything."""
+    """Return the program in an answer, or None if there is none: then no process starts. It must
+    define the function asked for or, if none is, contain some call."""
     if len(answer) > MAX_SOURCE:
         return None
     fenced = re.search(r"```[^\n`]*\n(.*?)(?:```|\Z)", answer, re.DOTALL)
@@ -221,9 +221,9 @@ def generate_problem(rng, family, tests):
 
 
 def choose_tests(order, wanted, simpler, tests):
-    """Return the first inputs of `order` that make `tests` tests of which no constant passes more
-    than a quarter and no simpler program more than half; fewer if there are not enough. `wanted`
-    and each of `simpler` have a value for each input."""
+    """Return up to `tests` inputs, as indices: the first of `order` of which no constant passes
+    more than a quarter (of two: one) and no simpler program more than half. `wanted` and each of
+    `simpler` have a value for each input."""
     chosen, constants, passed = [], Counter(), Counter()
     for i in order:
         right = [n for n, values in enumerate(simpler) if values[i] == wanted[i]]
@@ -319,12 +319,12 @@ def load_programs(path):
     """Return the CodeProblems of a file of records."""
     return data.read_each(
         path, problem_of, "record {number} of {path}: {problem}. Expected a question, tests "
-        "(input, output) and any function; or MBPP's fields.",
+        "(input, output) and perhaps a function; or MBPP's fields.",
         "an assertion is not of the form `assert f(1, [2]) == 3`")
 
 
 def problem_of(record):
-    """Return the problem of a record, or None for one of MBPP with another kind of assertion.
+    """Return the problem of a record, or None for one of MBPP with asserts unlike f(...) == value.
 
     With a `function` an input is a list of arguments. Without one the program reads standard
     input, and inputs and outputs are texts. `examples` are tests whose failures are told.
@@ -336,7 +336,7 @@ def problem_of(record):
     hidden, public = (tuple(sandbox.Case(test["input"], test["output"], test.get("either") is True)
                             for test in record.get(key) or ()) for key in ("tests", "examples"))
     if not (hidden and question.strip()) or name and not name.isidentifier():
-        raise ValueError(f"it has no question, no tests or the function {name!r}")
+        raise ValueError(f"it has no question, no tests, or a bad function name {name!r}")
     if not all(isinstance(case.given, list) if name else
                isinstance(case.given, str) and isinstance(case.expected, str)
                for case in hidden + public):

@@ -113,7 +113,7 @@ class FrozenLake(Board):
         return " || ".join(straight(cells["Player"][0], cells["Goal"][0])) if cells else "Right"
 
     def solve(self):
-        """The best plan if no step slips; without slip, a shortest path."""
+        """The optimal policy's actions as long as no step slips; with slip 0 a shortest path."""
         plan, cell = [], self.player
         self.best_actions = self.best_actions or self._value_iteration()
         for best in reversed(self.best_actions[:self.actions_left]):

@@ -1,4 +1,4 @@
-"""Layers around an environment: each changes one thing and passes everything else through.
+"""Layers are wrappers of an environment: each changes one thing and passes all else through.
 
     make train ENV=sokoban ARGS="--layer action_noise,probability=0.2"
 
@@ -22,8 +22,8 @@ class Layer(gymnasium.Wrapper):
         defaults, ranges  of its options, as in TextEnv; self.options has their values
 
     Whatever it does not write is the environment's. The instance, and so the split, never depends
-    on a layer. `self.luck` is its random stream: every member of a group and every layer has its
-    own, and the environment's `dynamics` draw the same numbers with it and without it.
+    on a layer. `self.luck` is its random generator, one for each layer and each member of a group;
+    the environment's `dynamics` draws the same numbers with or without a layer.
 
     raises: ValueError for unknown options, or for an environment that writes its own step()
     """
@@ -37,7 +37,7 @@ class Layer(gymnasium.Wrapper):
         super().__init__(env)
         if type(env.unwrapped).step is not TextEnv.step:
             raise ValueError(f"no layer fits around {type(env.unwrapped).__name__}: it writes its "
-                             f"own step(). Around a server's environment: minragen serve --layer.")
+                             f"own step(). Give a server's layer to minragen serve.")
         self.options = check_options(type(self).__name__, self.defaults, options, self.ranges)
         env.unwrapped.outermost_layer = self
 
@@ -55,9 +55,9 @@ class Layer(gymnasium.Wrapper):
 
 
 class ActionNoise(Layer):
-    """With `probability` an action is replaced by another one, each of the others as likely. Where
-    actions are not just names, as in search[query], it is lost: nothing happens, and it counts as
-    a valid action, whatever it was.
+    """With `probability` an action is replaced by another one, drawn uniformly. Where actions are
+    not just names, as in search[query], it has no effect instead, but counts as a valid action,
+    whatever it was.
 
     The metric `replaced` counts these actions. The solver plans as if there were no noise.
     """
@@ -82,7 +82,7 @@ class ActionNoise(Layer):
         outcome = (Outcome(0.0, effective=False) if replaced and not others else
                    self.env._act(action))
         if outcome:
-            found = outcome.metrics or {}  # of another layer of this kind, too
+            found = outcome.metrics or {}  # perhaps of an inner ActionNoise
             outcome = outcome._replace(
                 metrics={**found, "replaced": found.get("replaced", 0.0) + replaced})
         return outcome
@@ -120,7 +120,7 @@ def wrapped(env, layers):
 
 
 def layer_class(text):
-    """The class that such a text names. Raises ValueError with the nearest known name."""
+    """The class that `action_noise,probability=0.2` names. Raises ValueError."""
     name = text.partition(",")[0]
     if name in LAYERS:
         return LAYERS[name]

@@ -31,7 +31,7 @@ WORDS = load_table("lean.json")
 SHOWN_GOALS, SHOWN_TEXT = 3, 4000  # goals after the first; characters of an observation
 MAX_TACTIC, MAX_LINES = 1000, 30  # characters and lines of one action
 PLAIN_TACTICS = ("intro h", "constructor", "left", "right", "assumption", "contradiction", "rfl")
-SIMP = "simp [*]"  # simplifies with all facts; it ends most proofs that the package ships
+SIMP = "simp [*]"  # simplifies with all facts; the last step of most packaged proofs
 # A tactic about a fact, and a pattern of the facts that it is for.
 FACT_TACTICS = (("exact {}", ""), ("apply {}", "[→¬∀]"), ("cases {}", "[∧∨∃↔=]|False"),
                 ("rw [{}]", "="))
@@ -49,18 +49,18 @@ class Verdict(NamedTuple):
 class Lean(TextEnv):
     """Prove a theorem in Lean 4, tactic by tactic.
 
-    Observation: the theorem (at first), then Lean's proof state: the facts and goal of the first
-        case, the goals of the others; after a rejected tactic also the start of Lean's error.
+    Observation: the theorem (at first), then Lean's proof state: facts (hypotheses) and goal of the
+        first case, goals of the others; after a rejected tactic also the start of Lean's error.
     Actions: one tactic (`;` or line breaks join several), or `undo` of the last effective one. A
         command, `sorry`, a comment, a string or an unbalanced bracket is not an action.
     Reward: 1 for a proof without new axioms; each undo and each tactic costs `step_cost`, also a
         rejected one and each of several joined ones.
     Ends when: the theorem is proved.
     Solver: `simp [*]` as soon as it ends the proof; else undoes what is not in the stored proof and
-        plays the rest of it, joined if turns are short. A shorter proof would cost less.
+        plays the rest of it, joined if turns are short. It may not be the cheapest proof.
 
     Options: `step_cost`; `server`, the address of a Kimina server (else the packaged Lean); `data`,
-    a file of theorems; `family`, or logic: easier theorems, for which simp and decide are refused;
+    a file of theorems; `family`: all, or logic, easier theorems with simp and decide refused;
     `seconds` of CPU for a check (a server: three times that in wall-clock time).
     """
 
@@ -215,9 +215,9 @@ class Lean(TextEnv):
 # ---- Texts to and from Lean ----------------------------------------------------------------------
 AUTOMATION = ("simp", "decide")
 LEAN_SYMBOLS = WORDS["symbols"]
-# Words refused anywhere in a tactic: they declare, run code, leave the proof or stand for one. No
-# verdict depends on this list: a command ends the parentheses around a tactic with a parse error,
-# and `judge` accepts no script that has one.
+# Words refused anywhere in a tactic: they declare, run code, end the proof or stand in for it. No
+# verdict rests on this list: inside the parentheses around a tactic a command is a parse error,
+# with which `judge` rejects the script, and `sorry` is seen among the axioms.
 COMMANDS = frozenset(" ".join(WORDS["commands"]).split())
 
 
@@ -240,7 +240,7 @@ def tactic_refusal(tactic, known=()):
 
 
 def error_summary(error):
-    """The first words of Lean's error, without quotes, which may be the model's own text."""
+    """The first words of Lean's error, up to a quotation, which may be the model's own text."""
     line = re.sub(r"[`'‘“\"].*", "", error.strip().partition("\n")[0]).strip(" :,")
     return re.sub(r"[^A-Za-z ,.]", "", line)[:60].strip() or "Tactic failed"
 
@@ -286,9 +286,9 @@ class LeanChecker:
     """`check(theorem, tactics)` -> Verdict, by the Lean called `name`.
 
     A backend has a `default_header` and `_ask_all(scripts)`, which returns Lean's messages about
-    each script (rows of JSON), or None if it exceeded a limit: the tactic is wrong. Every other
-    failure raises. The rollouts of a group share answers, also those still to come; each depends on
-    its own script alone.
+    each script (rows of JSON), or None if it exceeded a limit, which counts as a wrong tactic.
+    Other failures raise. The rollouts of a group share answers and wait for one that is still being
+    computed; each depends on its own script alone.
     """
 
     def __init__(self, name, seconds):
@@ -311,14 +311,14 @@ class LeanChecker:
             messages = [Message(int(row["pos"]["line"]), str(row["severity"]), str(row["data"]))
                         for row in rows]
         except (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError,
-                TypeError, ValueError) as error:  # such as a line of 1e999
+                TypeError, ValueError) as error:  # such as line 1e999
             raise RuntimeError(f"{self.name} does not answer as Lean 4: {error!r}.") from error
         finally:
             if messages is None:  # not kept: the machine may have been busy
                 self._answers.pop(script, None)
         verdict = judge(messages, theorem, len(proof))
-        # The last declaration alone differs between the two scripts. So a theorem that uses sorryAx
-        # without the tactics, and does not with them, is the one that they prove.
+        # Is `theorem.name` what was just proved? Without its tactics that theorem is unfinished, so
+        # `#print axioms` must show sorryAx; an older theorem of the same name would not.
         start = self.check(theorem) if verdict.proved and tactics else verdict
         return Verdict(False, error=start.error) if start.error else verdict
 
@@ -356,7 +356,7 @@ def judge(messages, theorem, length):
     The only error that may remain lists the open goals of the theorem *itself*, at the `by` of its
     statement. A half-finished `have ... := by` has the same error at another line and is rejected.
 
-    length: script lines after the header, counted from the last, since servers shift them
+    length: lines after the header, found from the script's end, since servers shift line numbers
     """
     messages = sorted(messages, key=lambda m: m.line)
     used = messages and re.fullmatch(USED, messages[-1].text)
@@ -406,8 +406,8 @@ class PackagedLean(LeanChecker):
 
     def _ask_all(self, scripts):
         """One child checks all scripts, each in the prelude's environment: a value that no script
-        can change, so none sees what another declares. The limits are a child's, so a slow script
-        is checked again in a child of its own."""
+        can change, so none sees what another declares. Limits hold for a whole child, so a slow
+        script is checked again in one of its own."""
         answers = self._check(scripts, SLOW_CHECK) if len(scripts) > 1 else []
         if len(answers) < len(scripts):
             slow, *rest = scripts[len(answers):]
@@ -548,11 +548,11 @@ class KiminaLean(LeanChecker):
     """A Kimina Lean server (`POST /api/check`), with the key $LEAN_SERVER_API_KEY if it is set.
 
     A server's timeout counts against the script, and so does status 500 (its Lean has crashed, such
-    as for want of memory) if it then runs OTHER. One that refuses raises RuntimeError, and one that
-    does not answer ServerGone.
+    as for want of memory) if it then still checks OTHER. A server that refuses raises RuntimeError,
+    one that does not answer ServerGone.
     """
 
-    # The numbers and functions of prelude.lean for a Lean that has a library.
+    # What prelude.lean defines, written for a Lean that has its own library.
     default_header = (DATA / "library.lean").read_text(encoding="utf-8") + NAMES_OFF
     OTHER = "example : True := trivial"
 
@@ -579,7 +579,7 @@ class KiminaLean(LeanChecker):
                 return None
             raise type(problem)(
                 f"{self.name}: {problem}. Start it, or leave out option server.") from None
-        # The header, whose timeout has another text, is not the reply's.
+        # The tactic's timeout. That of the header has another text and is no fault of the tactic.
         if "REPL command timed out" in (error := result.get("error") or ""):
             return None
         response = result.get("response")

@@ -6,7 +6,7 @@ import threading
 from concurrent.futures import Future, wait
 from pathlib import Path
 
-STEP_TIME_LIMIT = 60.0  # seconds of a core for a step; a reply's own limits are lower
+STEP_TIME_LIMIT = 60.0  # wall-clock seconds of a step that has its own core; inner limits are lower
 
 
 class ServerGone(RuntimeError):
@@ -53,5 +53,5 @@ def in_time(seconds, function, *arguments):
 
 
 def oom_kills():
-    """How many processes Linux has killed because its memory was used up."""
+    """A text that changes whenever Linux kills a process because memory is used up."""
     return re.search(r"\noom_kill \d+|$", Path("/proc/vmstat").read_text("utf-8"))[0]

@@ -13,7 +13,7 @@ from minragen.support.options import data_table
 
 MAX_QUESTION, MAX_ANSWER = 8_000, 1_000  # characters of a record's question; of an answer
 DRAWS = 100  # draws of a template's numbers before another template is tried
-# What a word of a question suggests to a shallow player, the first that is there.
+# Words of a question: the operation that they suggest to a shallow player; the first match counts.
 KEYWORDS = {"percent|fraction|equal": "/", "each|every|times|pay": "*",
             "now|than|younger|of them": "-", "": "+"}
 

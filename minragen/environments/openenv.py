@@ -22,7 +22,7 @@ from minragen.environments.search import MAX_REPLY, fetch, one_line
 from minragen.envs import Budget
 
 try:
-    import uvicorn  # noqa: F401  for look/serve.py, so that one message names it
+    import uvicorn  # noqa: F401  for look/serve.py; the message below covers it
     import websockets.asyncio.client
     from openenv import core
     from openenv.core.env_server.types import EnvironmentMetadata
@@ -66,7 +66,7 @@ class OpenEnv(envs.TextEnv):
         self._loop, self._client = event_loop(), core.GenericEnvClient(
             self.url, message_timeout_s=limits.STEP_TIME_LIMIT,
             max_message_size_mb=MAX_REPLY / 2**20)
-        close = self._client.close  # the session of an object that is gone, without waiting
+        close = self._client.close  # collected: its session ends, without waiting
         weakref.finalize(self, self._loop.call_soon_threadsafe,
                          lambda: asyncio.ensure_future(close())).atexit = False
 
@@ -95,9 +95,9 @@ class OpenEnv(envs.TextEnv):
         return re.sub(r"^(Reward|Turns left): .*\n?", "", self.render(), flags=re.MULTILINE)
 
     def reset(self, *, seed=0, options=None):
-        """Ask for an episode. `seed` is the same for all members of a group and another for each
-        split; it has 31 bits, since servers hand it to NumPy. Our own server also reads the other
-        arguments, and plays exactly the local episode."""
+        """Ask for an episode. The seed that is sent is the same for all members of a group, differs
+        between splits, and has 31 bits, since servers hand it to NumPy. Our own server reads the
+        other arguments instead, and plays exactly the local episode."""
         drawn = zlib.crc32(f"{self.split} {seed}".encode()) >> 1
         self._result = self._ask("reset", seed=drawn, split=self.split, instance=seed,
                                  member=(options or {}).get("member", 0))
@@ -105,8 +105,8 @@ class OpenEnv(envs.TextEnv):
         return self.render(), {"success": 0.0, "valid": 1.0, "effective": 0.0}
 
     def step(self, answer):
-        """Play one turn. An answer that the server's schema refuses costs the format penalty; so
-        does a reply without an answer, which our own server judges itself."""
+        """Play one turn. An answer that the server's schema refuses costs the format penalty;
+        so does an empty answer, unless the server is ours, which judges it."""
         self._turns, self._actions, said = self._turns + 1, self._actions + 1, ""
         result = None
         if self.ours or answer.strip():
@@ -226,7 +226,7 @@ def application(name, build, local):
     """The ASGI app that serves the environment `name`, which `build()` makes, to many sessions.
 
     It is open to WebSockets and GET only. On a `local` address it is also closed to web pages that
-    are open on this machine: they send their origin, or a name that they pointed at it.
+    are open on this machine: they send an Origin or (DNS rebinding) a foreign Host.
     """
     app = core.create_app(
         functools.partial(Served, name, build), TextAction, TextObservation, env_name=name,
@@ -237,7 +237,7 @@ def application(name, build, local):
         host = re.sub(r":\d*$", "", headers.get(b"host", ""))
         if local and scope["type"] != "lifespan" and (b"origin" in headers or host not in LOOPBACK):
             said = "not for web pages"
-        elif scope.get("method", "GET") != "GET":  # its episode would end with the request
+        elif scope.get("method", "GET") != "GET":  # a POST's episode would end with it
             said = "play at /ws"
         else:
             return await app(scope, receive, send)

@@ -42,7 +42,7 @@ NUMERAL = re.compile(r"[-+]?(?:[0-9]{1,99}\.?[0-9]{0,99}|\.[0-9]{1,99})(?:[eE][-
 
 class Case(NamedTuple):
     """One test. given: text on standard input, or a list of arguments; expected: text or value;
-    either: the value may also be the only one in the list `expected` (TACO's convention)."""
+    either: `expected` may also be the value in a list of its own (TACO's convention)."""
 
     given: object
     expected: object
@@ -50,8 +50,8 @@ class Case(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The outcome of one test. word: passed, wrong, time, output, died, skipped, unsupported (by
-    Monty), or the name of a builtin exception; value: the output, or the value as JSON."""
+    """The outcome of one test. word: value (not yet compared), passed, wrong, time, died, skipped,
+    output (too long), unsupported (by Monty), or a builtin exception; value: the output or JSON."""
 
     word: str
     value: str = ""
@@ -61,7 +61,7 @@ def judge(code, cases, name="", cpu=2, pool=None):
     """Run `code` on every case: call its function `name`, or without a name run it as a program.
 
     Tests after one that runs out of time are skipped, so that an endless loop costs one limit.
-    A process gets the calls that are left, a program only its own input.
+    One process answers all calls that are left; a program has a process for each input.
     cpu: whole seconds for each case
     returns: list of Result, one for each case      raises: RuntimeError if the sandbox fails
     """
@@ -85,14 +85,14 @@ def compare(result, case):
     if isinstance(case.given, str):
         passed = same_output(result.value, want)
     else:
-        with suppress(ValueError, TypeError, KeyError, RecursionError):  # not that of `encode`
+        with suppress(ValueError, TypeError, KeyError, RecursionError):  # not in `encode`'s form
             got = json.loads(result.value)
             passed = same_value(got, want) or (case.either and same_value([got], want))
     return result._replace(word="passed" if passed else "wrong")
 
 
 def same_value(got, want):
-    """Return whether an encoded value equals another, within TOLERANCE where a float is expected.
+    """Return whether got, as `encode` writes it, equals the value want, floats within TOLERANCE.
     1 is 1.0 and True, a tuple is a list, and keys are compared as text, as JSON has them. Neither
     a set nor a dictionary has an order."""
     if isinstance(want, (list, tuple)):
@@ -201,8 +201,8 @@ class Namespaces:
     def run(self, code, name, given, cpu, seconds):
         """Run a program on the first input, or have one process answer calls (as JSON) until its
         time is over or it ends. Returns a Result for each answer: its word is `value`, or the
-        reason why there is none. Later inputs without an answer get no Result, because an earlier
-        call may be the cause."""
+        reason why there is none. `judge` asks again, in a new process, about inputs after that: an
+        earlier call may be why they have no answer."""
         kills = oom_kills()
         job = {"code": code, "name": name, "given": given, "cpu": cpu, "memory": MEMORY}
         with open(os.memfd_create("job"), "wb") as file, \
@@ -292,7 +292,7 @@ def answer():
 
 def monty_word(kind, message):
     """Return the word of an exception in Monty: `unsupported` where CPython would not raise it.
-    It imports no module: the submission chooses the names."""
+    Names are looked up without importing: the submission chooses them."""
     names = [*re.findall(r"'(\w+)'", message), "", ""]
     lacks = re.search("^The monty syntax parser|^Wildcard imports|Internal error in monty", message)
     if kind == "ModuleNotFoundError":

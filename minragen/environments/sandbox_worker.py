@@ -69,12 +69,12 @@ def main():
 
 
 def run_job(seconds, job, answers, control):
-    """Run one child until it ends, the judge hangs up or the seconds are over. Returns why: `time`
-    or `died`. Only the kernel can kill the first process of a namespace: at its limit of CPU time,
-    or when the machine is out of memory, which the judge sees for itself."""
+    """Run one child until it ends, the judge hangs up or the seconds are over. Returns `time` if it
+    was killed, else `died`. The first process of a namespace cannot kill itself: only we can, or
+    the kernel, at its limit of CPU time (or out of memory, which the judge sees for itself)."""
     if (pid := os.fork()) == 0:
         try:
-            os.setsid()  # kill(0) reaches a group, whose others may be outside of the namespace
+            os.setsid()  # else its kill(0) would reach our group, outside of the namespace
             os.dup2(answers, 3)
             job = json.loads(os.pread(job, os.fstat(job).st_size, 0))
             confine(job)
@@ -198,10 +198,10 @@ def decode(coded):
 NEWNS, NEWIPC, NEWUTS, NEWUSER, NEWPID, NEWNET = (
     0x20000, 0x8000000, 0x4000000, 0x10000000, 0x20000000, 0x40000000)
 MS_BIND, MS_REC, MS_PRIVATE, MNT_DETACH = 4096, 16384, 1 << 18, 2
-# System calls: pivot_root, clone, and what namespaces and limits do not hold. These are fork and
-# vfork; unshare; socket and io_uring_setup (vsock has no namespace); add_key, request_key and
-# keyctl (the keys are the judge's); shmget, semget and msgget (no limit counts their memory).
-# First the number that seccomp gives the machine.
+# The machine's number in seccomp; the calls pivot_root and clone; then those to refuse, which
+# namespaces and limits do not confine: fork and vfork; unshare; socket and io_uring_setup (vsock
+# has no namespace); add_key, request_key and keyctl (the keys are the judge's); shmget, semget and
+# msgget (no limit counts their memory).
 CALLS = {
     "x86_64": (0xC000003E, 155, 56, 57, 58, 272, 41, 425, 248, 249, 250, 29, 64, 68),
     "aarch64": (0xC00000B7, 41, 220, 97, 198, 425, 217, 218, 219, 194, 190, 186)}
@@ -221,7 +221,7 @@ def enter_namespaces():
     # If memory runs out, Linux kills a submission before the training run.
     with suppress(OSError), open("/proc/self/oom_score_adj", "wb") as score:
         score.write(b"1000")
-    os.chdir(STDLIB)  # which may be in a folder of root's
+    os.chdir(STDLIB)  # now: it may lie in a folder that only root enters
     if os.getuid() == 0:  # NPROC does not limit root's threads, so become an unused user
         os.setgroups([])
         os.setresgid(*3 * [100_000 + os.getpid()])
@@ -266,7 +266,7 @@ def refuse_calls():
     machine, _, clone, *refused = CALLS[os.uname().machine]
     # Lines are: operation, lines to skip if it holds, lines to skip if not, value.
     lines = [(load, 0, 0, 4), (equal, 1, 0, machine), (end, 0, 0, kill), (load, 0, 0, 0),
-             (at_least, 0, 1, 1 << 30), (end, 0, 0, eperm),  # x86-64 has second numbers
+             (at_least, 0, 1, 1 << 30), (end, 0, 0, eperm),  # x86-64's second numbers (x32)
              (equal, 0, 1, 435), (end, 0, 0, enosys)]  # clone3() hides its flags; libc has clone()
     for number in refused:
         lines += [(equal, 0, 1, number), (end, 0, 0, eperm)]

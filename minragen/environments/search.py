@@ -16,7 +16,7 @@ import numpy as np
 from minragen.environments.limits import ServerGone, in_time
 
 MAX_REPLY = 2**22  # bytes; a longer reply of a server is refused
-PAUSES = (0.1, 0.2, math.inf)  # seconds to wait after each failed try of `fetch`
+PAUSES = (0.1, 0.2, math.inf)  # seconds after each failed try of `fetch`; inf: give up
 
 
 def words_of(text):
@@ -96,7 +96,7 @@ class RemoteIndex:
     """A retriever behind `POST url/retrieve`: RAGEN's server or examples/retriever.py.
 
     timeout: seconds that one search may take, all tries together
-    raises: RuntimeError if no usable reply comes, ServerGone if another time one may
+    raises: RuntimeError if no usable reply comes, ServerGone if a later try may get one
     """
 
     def __init__(self, url, timeout=20.0):
@@ -122,7 +122,7 @@ def fetch(url, seconds, body=None, pauses=PAUSES, **headers):
     """The JSON with which a server answers a GET, or a POST of `body`.
 
     seconds: that all tries together may take      pauses: one for each try
-    raises: RuntimeError if no reply comes, ServerGone if another time one may; the error of the
+    raises: RuntimeError if no reply comes, ServerGone if a later try may get one; the error of the
         last try is its cause. For a reply that is no JSON, what json.loads raises
     """
     request = urllib.request.Request(url, body and json.dumps(body).encode(), {

@@ -66,7 +66,7 @@ class SearchQA(TextEnv):
     """Answer a question about a corpus that can only be searched.
 
     Observation: the question and the results of the last search, one per line.
-    Actions: search[query], finish[answer]; one per turn, in any case. A misspelt one is no action.
+    Actions: search[query], finish[answer]; one per turn, whatever its case. A misspelt one is none.
     Reward: 1 for finishing with the answer, whatever its case, punctuation, articles and spaces;
         otherwise 0. The F1 of the words is a metric.
     Ends when: the answer is given by finish.
@@ -153,7 +153,7 @@ class SearchQA(TextEnv):
         return data.fitted(" ".join(text.split()), most, self.observation_space)
 
     def _missing(self):
-        """The hops after the last one whose passage this observation shows, not an earlier one."""
+        """The hops after the last one whose passage is among the latest results, `screen`."""
         steps = self.question.steps
         found = [n for n, step in enumerate(steps, 1) if any(map(step.found_in, self.screen or ()))]
         return steps[max(found, default=0):]
@@ -177,7 +177,7 @@ class SearchQA(TextEnv):
             f"finish[ {self.question.answers[0]} ]"]
 
     def random_answer(self, rng):
-        """Three times in four a search, mostly for a title in sight; else a word in sight."""
+        """Three times in four a search, mostly for a title in sight (`data`: any query)."""
         sight = " ".join([self.question.text, *(self.screen or [])])
         if rng.random() >= 0.75:
             words = re.findall(r"[A-Za-z]+", sight)
@@ -191,9 +191,9 @@ class SearchQA(TextEnv):
 
     @staticmethod
     def shallow_answer(texts):
-        """Search the name in the question. In its article, or in that of a name from it if the
-        question is long, take the sentence that shares most words with the question and has a name,
-        if one is asked for, or else ends with a common word."""
+        """Search the name in the question. Read its article's sentences, those that share most
+        words with the question first: long questions search the first name in them; others finish
+        with the first name, if one is asked for, or else with a sentence's last word."""
         question, *shown = texts[-1].partition("Question: ")[2].split("\n")
         name = (re.findall(r"[A-Z]\w+ [A-Z]\w+", question) or [one_line(question, "[]")])[-1]
         if not shown or not shown[0].startswith("- "):
@@ -278,8 +278,8 @@ def _index(path, corpus):
 
 def _question_of(record):
     """(Question, passages) of one record, as the authors of HotpotQA write it; there may also be
-    several answers, no context and no supporting facts. None if no answer fits into finish[...];
-    others are dropped. The hops are the record's supporting titles, or else the question itself."""
+    several answers, no context and no supporting facts. Answers that do not fit into finish[...]
+    are dropped; None if none is left. The hops are the supporting titles, or the question."""
     text, answers = record["question"], record["answer"]
     if not text.strip():
         raise ValueError("no question")
@@ -297,14 +297,14 @@ def _question_of(record):
 
 # ---- Corpora -------------------------------------------------------------------------------------
 def load_corpus(name):
-    """The passages of `encyclopaedia`, or of a file of records with `text` and any `title`."""
+    """The passages of `encyclopaedia`, or of a file of records with `text` and perhaps `title`."""
     if name == "encyclopaedia":
         return [Passage(title, " ".join(f"{sentence}." for sentence, _ in facts.values()))
                 for title, facts in encyclopaedia().items()]
     # str.strip takes nothing but a text.
     return data.read_each(name, lambda record: Passage(
         *map(str.strip, (record.get("title", ""), record["text"]))),
-        "bad passage in {path}: {problem!r}; expected text and any title.")
+        "bad passage in {path}: {problem!r}; expected text and perhaps title.")
 
 
 @lru_cache(maxsize=1)

@@ -85,7 +85,7 @@ class Sokoban(Board):
         """Place boxes and player: start from the solved room, pull boxes at random and walk on.
         Played forwards these moves are a solution, so there are at most `budget.max_actions`."""
         self.boxes, left, n = self.targets, self.budget.max_actions, self.options["boxes"]
-        # The player may end anywhere, so reaching the first pull costs nothing.
+        # In the solved room the player may stand anywhere, so reaching the first pull is free.
         walk = dict.fromkeys(self.floor - self.boxes, 0)
         for u in rng.random(rng.integers(n, n * self.options["pulls"] + 1)).tolist():
             pulls = [(box, step) for box in sorted(self.boxes) for step in self.steps.values()
@@ -162,7 +162,7 @@ class Sokoban(Board):
 
     @staticmethod
     def shallow_answer(texts):
-        """Walk around the first box and push it straight to the first target, along the column
+        """Walk around the first box and push it straight to the first target, vertically
         first. Walls are not looked at."""
         cells, answer = read_places(texts[-1]), []
         if "Boxes" not in cells:

@@ -96,7 +96,7 @@ class Sudoku(TextEnv):
         return {*range(1, self.n + 1)} - {board[p] for p in self.peers[cell]}
 
     def _free(self, board):
-        """Empty cell -> the numbers that fit, those with the least choice first."""
+        """Empty cell -> the numbers that fit (candidates), the fewest first."""
         free = {c: self._fitting(board, c) for c, number in enumerate(board) if not number}
         return dict(sorted(free.items(), key=lambda item: len(item[1])))
 
@@ -157,7 +157,7 @@ class Sudoku(TextEnv):
     def _plan(self):
         """The moves (cell, number or 0) that are left, each legal when its turn comes."""
         board, solution, plan = list(self.board), self.solution, []
-        shown = self._free(board)  # the choice that the hints show
+        shown = self._free(board)  # the candidates that the hints show
         while board != solution:
             wrong = [c for c, number in enumerate(board) if number not in (0, solution[c])]
             legal = [c for c in wrong if solution[c] in self._fitting(board, c)]
@@ -207,8 +207,8 @@ def peers_of(n):
 def random_grid(n, rng):
     """A random full grid: a regular one with its lines and numbers shuffled, then stirred.
 
-    Regular: numbers form b blocks of b. Line r of box (band, stack) holds block (r + stack) mod b,
-    rotated; the shifts differ within a stack. Shuffling alone reaches few grids. A stir swaps two
+    Regular: numbers form b blocks of b. Line r of box (band, stack) is block (r + stack) mod b,
+    rotated by another shift in each band. Shuffling alone reaches few grids. A stir swaps two
     numbers along a Kempe chain, a connected set of cells that hold one of the two. n stirs reach
     all 288 grids of 4x4.
     """
@@ -228,7 +228,7 @@ def random_grid(n, rng):
 
 
 def may_be_solvable(board, n, node_limit=100):
-    """False if the grid provably cannot be completed: search from the cell with the least choice.
+    """False if the grid provably cannot be completed: search from the cell of fewest candidates.
 
     After `node_limit` cells the answer is True: the caller then keeps a clue that it could have
     removed, and a 16x16 grid takes tenths of a second, not hours.

@@ -36,7 +36,7 @@ def bundled_theorems():
 
 
 def fill(letter, choice, lines):
-    """The lines with `choice` in place of the word `letter`, and its argument in place of _."""
+    """The lines with `choice` for the word `letter`; for `letter(x)` the choice's _ becomes x."""
     return [re.sub(rf"\b{letter}\b(?:\((\w+)\))?",
                    lambda found: choice.replace("_", found[1] or "_"), line) for line in lines]
 
@@ -80,7 +80,7 @@ def draw_theorem(rng):
 
 
 def draw_goal(rng):
-    """Draw a theorem with its proof: its facts are atoms, its goal joins two to four of them.
+    """Draw a theorem with its proof: its facts are atoms, and its goal joins two to four atoms.
 
     Of a disjunction one side can be proved: to choose, one has to look for its atoms in the facts.
     """
@@ -127,8 +127,8 @@ def drawn(rng, facts, goal, proof):
 
 @cached_until_changed
 def load_minif2f(path):
-    """The theorems of miniF2F records: `formal_statement` ends in `:= by` or `:= by sorry`. What
-    stands before the last theorem is its header, after the field `header`. Raises ValueError for
+    """The theorems of miniF2F records: `formal_statement` ends in `:= by` or `:= by sorry`. A
+    header is the field `header`, then what stands before the last theorem. Raises ValueError for
     other records."""
     return read_each(path, theorem_of, "option data of Lean: record {number} of {path} has no "
                      "formal_statement of the form `theorem ... := by`.")
@@ -154,7 +154,7 @@ def theorem_of(row):
 def shape(statement):
     """The statement without its name, its variables and facts numbered in the order of their use.
 
-    It is the instance that decides the split: what differs in names only belongs to one split.
+    It is the instance that decides the split: theorems that differ just in names share one.
     """
     text = " ".join(re.sub(r"^(theorem|lemma)\s+\S+", "", statement).split())
     bound = " ".join(re.findall(r"[({∀∃]([\w ]+)(?= :|,)", text)).split()

@@ -135,8 +135,8 @@ class WebShop(TextEnv):
         self._wanted = [p for p in self.shop.products
                         if p.wanted and len(p.options) + 3 <= self.budget.max_actions]
         if not self._wanted:
-            raise ValueError(f"no goal of WebShop fits into {self.budget}: a purchase needs 3 "
-                             f"actions and one for each option, and a product that is asked for.")
+            raise ValueError(f"no goal of WebShop fits into {self.budget}: a purchase takes 3 "
+                             f"actions and one for each option (or no product has a goal).")
 
     def _box(self, text):
         return f"[ {text} ]" if self.plain else f"[{text}]"
@@ -286,9 +286,9 @@ class WebShop(TextEnv):
         return self.goal.score(product, values)["score"] == 1.0
 
     def _looks(self, product):
-        """A verdict by title and price. Ignores goal words missing from the right title."""
+        """A verdict by title and price; ignores goal words that the right product's title lacks."""
         title, right = (p.title[:SHOWN].lower() for p in (product, self.goal.product))
-        signs = set(words_of(right))  # of the right kind; all words where there is no query
+        signs = set(words_of(right))  # its words for the kind, or all
         signs = signs & set(words_of(self.goal.product.query)) or signs
         named = all(a.lower() in title for a in self.goal.attributes if a.lower() in right)
         if not named or not signs <= set(words_of(title)):
@@ -496,7 +496,7 @@ def product_of(record, told):
         _texts(record.get("small_description")),
         instruction=_clean(asked.get("instruction"))[:1000])
     wanted = _texts(asked.get("instruction_attributes")) if product.instruction else ()
-    # No product could reach a goal for what this one does not have itself.
+    # A goal that asks for what its own product lacks is dropped.
     return product._replace(wanted=wanted if {*wanted} <= {*product.attributes} else ())
 
 

@@ -1,1 +1,1 @@
-"""The same results sooner: prefix trees, and a decoder without padding."""
+"""The same results sooner: shared prefixes, no padding in updates, CUDA graphs, faster kernels."""

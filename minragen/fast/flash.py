@@ -1,4 +1,4 @@
-"""Attention without masks or padding: PyTorch's flash kernels, for bfloat16 on CUDA.
+"""Attention without masks: PyTorch's flash kernels, for bfloat16 on CUDA.
 
 A segment is a stretch of keys. Its last tokens also have queries, and a query sees the segment's
 keys up to its own token. One call computes all segments of a layer (FlashAttention-2, Dao 2023,
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-# Queries, keys and used keys of three segments. One query each runs other kernels.
+# Queries, keys and used keys of three segments each. With one query each, other kernels run.
 TRIALS = (([7, 1, 300], [20, 64, 340], [11, 60, 333]), ([1, 1, 1], [20, 64, 340], [11, 60, 333]))
 
 
@@ -34,12 +34,12 @@ class Segments(NamedTuple):
 
     starts: tuple  # (queries, keys): where each segment begins, and the end: (n + 1,) int32 each
     longest: tuple  # (queries, keys) of the longest segments
-    nodes: Tensor | None = None  # (L,) which token each key is of
-    used: Tensor | None = None  # (n,) int32, how many keys of each count; None: all
+    nodes: Tensor | None = None  # (L,) the node of prefix_tree.py that each key belongs to
+    used: Tensor | None = None  # (n,) int32, how many of a segment's keys are used; None: all
 
 
 def attention(queries, keys, values, segments, scale, window=None):
-    """(M, H, d) of queries (M, H, d), keys and values (L, K, d): H is a multiple of K.
+    """Results (M, H, d) for queries (M, H, d), keys and values (L, K, d): H is a multiple of K.
 
     window: each query sees only so many keys, its own included
     """
@@ -64,14 +64,14 @@ def plain_attention(queries, keys, values, segments, scale, window=None):
 
 
 def slots_attention(decoder, slots, counts, first_row, q):
-    """`attend` of llama.decode for a pass of q new tokens a row, padding included, of which counts
-    (n,) are real. `cache.reserve` has made room for them.
+    """The callback attend of llama.decode, for a pass of q tokens a row, of which the first counts
+    (n,) are real and the others padding. `cache.reserve` has made room for them.
 
     first_row: the first slot of the pass, a number
     """
     config, n = decoder.config, len(counts)
     lengths = slots.lengths[first_row:first_row + n]
-    # Keys end where queries do: behind the padding, which no real query sees.
+    # A row's keys end with its last query, padding included: a real query sees none of it.
     all_queries = _rows(config, slots, first_row, q, lengths - counts + q)
     last_queries = _rows(config, slots, first_row, 1, lengths)
 
@@ -86,7 +86,7 @@ def slots_attention(decoder, slots, counts, first_row, q):
 
 def _tokens(slots):
     """Slots (rows, K, capacity, d) as tokens (L, K, d), without a copy: the first key head of slot
-    i begins at token i K capacity, and the others follow at a distance of capacity."""
+    i begins at token i * K * capacity, each further head `capacity` tokens after the one before."""
     rows, K, capacity, d = slots.shape
     return slots.as_strided((((rows - 1) * K + 1) * capacity, K, d), (d, capacity * d, 1))
 
@@ -118,16 +118,16 @@ def usable(decoder):
 @torch.inference_mode(False)
 @torch.enable_grad()
 def agrees(device, H, K, d):
-    """Whether both functions give random segments the same results and gradients. A card may be too
-    old, a head too wide, a PyTorch different."""
+    """Whether `attention` equals `plain_attention` here, on random segments and with gradients. A
+    GPU may be too old, a head too wide, another PyTorch may have other kernels."""
     if all(_agree(device, H, K, d, *trial) for trial in TRIALS):
         return True
-    print(f"warning   PyTorch's flash kernels fail on {device}, so attention has masks")
+    print(f"warning   PyTorch's flash kernels fail on {device}: slower attention is used")
     return False
 
 
 def _agree(device, H, K, d, asked, kept, used):
-    """The same of segments with so many queries, keys and used keys."""
+    """Whether both agree on segments with so many queries, keys and used keys."""
     rng, (ours, plain) = torch.Generator().manual_seed(0), ([], [])
 
     def random(*sizes):

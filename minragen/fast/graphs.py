@@ -3,12 +3,12 @@
 A decode step of a small model is hundreds of kernels of some microseconds each, and to launch them
 one by one from Python takes longer than they run. A captured graph launches them all at once. It
 repeats the same kernels on the same addresses, so it belongs to one KVSlots and one model, has a
-fixed number of rows, and attends to all positions of the slots, masked behind a row's end (or, by
-flash.py, to each row's own):
+fixed number of rows, and attends to the whole capacity of the slots under a mask that hides what
+lies beyond a row's end (flash.py reads each row's own length instead):
 
     sampling   a b c d e f g h    captured for eight rows
                a b c              the same graph: three rows, and five of padding
-               a b                captured again, for two rows: a quarter
+               a b                captured again, for two: the other serves 3 to 8
     next turn  a b c d e f        the first graph, if the slots are the same (sampling.py)
 
 A row of padding has count 0, which leaves its slot's length as it is: what it writes lies behind
@@ -31,7 +31,7 @@ STEPS = WeakKeyDictionary()
 
 @torch.no_grad()
 def last_hidden(model, slots, tokens, counts, first_row=0):
-    """`llama.last_hidden`; a step of one id a row is a graph: the next overwrites its result."""
+    """`llama.last_hidden`; with one id a row a replayed graph: its next replay overwrites this."""
     n, q = tokens.shape
     if q > 1 or first_row or slots.device.type not in DEVICES or synchronizes(model):
         return llama.last_hidden(model, slots, tokens, counts, first_row)
@@ -44,8 +44,8 @@ def last_hidden(model, slots, tokens, counts, first_row=0):
 
 
 def synchronizes(model):
-    """Whether a step waits for a value from the GPU, which a graph cannot: whether an id is an
-    image's, or the largest position, on which some rotary frequencies depend."""
+    """Whether a step makes the host wait for a value of the GPU, which no graph can: whether an id
+    is an image's, or the largest position, on which some rotary frequencies depend."""
     return getattr(model, "image_store", None) or model.base_model.rotary_emb.rope_type in (
         "dynamic", "longrope")
 
@@ -77,8 +77,8 @@ class Step:
 
 class Graph:
     """The kernels of function(), recorded. A call runs them again; its result is overwritten by the
-    next call. All graphs but the first share its memory: a replay may overwrite the results of
-    others, of which none is needed any more."""
+    next call. Later graphs use the first one's memory pool, so a replay may overwrite results of
+    other graphs; by then they have been used."""
 
     def __init__(self, function, device, first=False):
         shared = None if first else first_graph(device)
@@ -101,5 +101,5 @@ class Graph:
 
 @cache
 def first_graph(device):
-    """It stays, and so does the memory that graphs share."""
+    """The graph whose memory pool all share. It is cached forever, so the pool is never freed."""
     return Graph(lambda: torch.zeros(1, device=device), device, first=True)

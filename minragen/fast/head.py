@@ -1,8 +1,8 @@
 """The output layer on a GPU's tensor cores: logits for sampling, logprobs for learning.
 
-A product of two bfloat16 numbers is exact in float32. So a product of bfloat16 matrices that is
-summed in float32 equals the one of their float32 copies in models.py, which tensor cores cannot
-compute.
+A product of two bfloat16 numbers is exact in float32. So tensor cores may multiply bfloat16
+matrices and sum in float32: it is as exact as models.py, which multiplies their float32 copies
+without them.
 
 Reading order: `token_logprobs`, `LogProbs`, `product`.
 
@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from minragen import starpo
 
-LOGITS = 2**26  # of a chunk: with fewer, the weight's gradient is added up for longer than computed
+LOGITS = 2**26  # of a chunk: with fewer, adding up the weight's gradient takes longer than it
 
 
 def fits(model):
@@ -33,7 +33,7 @@ def output_layer(model, hidden):
 
 
 def token_logprobs(model, tokens, mask, temperature, hidden_before):
-    """The logprob of every masked token, and the entropy at its position, as in models.py."""
+    """The logprob of every token that mask selects, and the entropy there, as in models.py."""
     hidden = hidden_before(model.base_model, tokens, mask)  # (N, D)
     weight = model.get_output_embeddings().weight
     columns = LogProbs.apply(hidden, weight, tokens[mask], temperature or 1.0,
@@ -90,14 +90,14 @@ def _log_p(states, weight, temperature):
 
 
 def _halves(x, dtype):
-    """(2n, V): numbers of a coarser dtype, and what these leave of x (n, V). Rounded to bfloat16
-    once, gradients would be less exact than those of models.py."""
+    """(2n, V): x (n, V) rounded to dtype, and below it the remainder, rounded too. With one
+    bfloat16 number alone gradients would be less exact than those of models.py."""
     coarse = x.to(dtype)
     return torch.cat([coarse, (x - coarse).to(dtype)])
 
 
 def product(a, b):
-    """a @ b, of bfloat16 matrices in float32."""
+    """a @ b; bfloat16 matrices give their product in float32."""
     if a.dtype != torch.bfloat16:
         return a @ b
     if a.device.type == "cpu":  # which has no such kernel

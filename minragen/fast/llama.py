@@ -1,10 +1,10 @@
-"""The decoder of Llama's family on tokens without padding: Llama, Mistral, Qwen2, Qwen3.
+"""The decoder of Llama's family on a flat list of tokens: Llama, Mistral, Qwen2, Qwen3.
 
 transformers computes (rows, tokens) matrices, padding and repeated prompts included. Here the
-tokens of a pass are one list, `attend` alone knows which sees which, and the last layer computes
-queries, attention and MLP only where a state is wanted. It uses the modules of the transformers
-model, so weights, biases and rotary frequencies are the same; run/proof.py compares the two at the
-start of a run. Other decoders run as transformers has them.
+tokens of a pass are one list (updates: no padding), `attend` alone knows which sees which, and the
+last layer computes queries, attention and MLP only where a state is wanted. It uses transformers'
+modules, so weights, biases and rotary frequencies are the same; run/proof.py compares the two at
+the start of a run. Other decoders run as transformers has them.
 
 Reading order: `last_hidden` (for sampling), `decode`; prefix_tree.py has the learner's pass.
 
@@ -34,7 +34,7 @@ def last_hidden(model, slots, tokens, counts, first_row=0):
 
 
 def kernels(decoder):
-    """The module flash.py if its kernels compute the attention of this decoder where it is."""
+    """The module flash.py if it can compute this decoder's attention on its device, else None."""
     if decoder.embed_tokens.weight.device.type != "cuda":
         return None
     from minragen.fast import flash
@@ -53,7 +53,7 @@ def masked_attention(decoder, slots, masks, ends, q):
         if len(queries) > n:
             queries = queries.unflatten(0, (n, q)).transpose(1, 2)
             return attend_to(queries, keys, values, mask, scale).transpose(1, 2).flatten(0, 1)
-        # One query a row: the heads that share a key head take the place of queries.
+        # One query a row: query heads of a key head stand where a pass has its queries (GQA).
         queries = queries.unflatten(1, (keys.shape[1], -1))  # (n, K, H / K, d)
         if q > 1:
             mask = mask.flatten(0, 2)[ends][:, None, None]
@@ -130,13 +130,13 @@ def _rotate(x, cos, sin):
 
 
 def attend_to(queries, keys, values, mask, scale):
-    """(n, H, q, d) of queries (n, H, q, d), keys and values (n, K, k, d): H is a multiple of K."""
-    if queries.device.type != "cpu":  # with a mask, fast CUDA kernels want as many key heads
+    """(n, H, q, d) for queries (n, H, q, d), keys and values (n, K, k, d): H is a multiple of K."""
+    if queries.device.type != "cpu":  # with a mask, fast CUDA kernels need H key heads
         keys, values = (x.repeat_interleave(queries.shape[1] // x.shape[1], dim=1)
                         for x in (keys, values))
     return scaled_dot_product_attention(queries, keys, values, mask, scale=scale, enable_gqa=True)
 
 
 def mask_of(decoder, masks, layer):
-    """The mask of a layer, by number, where layers differ in kind."""
+    """The mask of layer number `layer`; masks is a dict if layers differ in kind."""
     return masks[decoder.config.layer_types[layer]] if isinstance(masks, dict) else masks

@@ -15,14 +15,13 @@ from minragen.fast import llama, prefix_tree
 
 
 def faster(policy, attention="", room=0):
-    """The policy with the quickest way to run its model: in Llama's family without padding, with
-    beginnings that rows share computed once, and on a GPU with decode steps as graphs, several
-    tokens sampled at once, and the output layer on tensor cores.
+    """The policy with the quickest way to run its model: in Llama's family updates without padding
+    and with shared prefixes computed once, and on a GPU decode steps as graphs, several tokens
+    sampled at once, and the output layer on tensor cores.
 
-    room: the most tokens of a conversation and one reply; slots are made so large where attention
-        reads only a row's own keys
-    attention: transformers' implementation for the learner's passes. Empty, or flash attention in
-        Llama's family on CUDA: ours
+    room: max_context + max_new_tokens; slots get this capacity at once where flash.py reads them
+    attention: transformers' implementation for the learner's passes; empty: the model's own. In
+        Llama's family fast/ replaces it if it is empty, or flash attention where flash.py runs
     raises: ValueError if the model cannot use it
     """
     ours = type(policy.model.base_model).__name__ in llama.FAMILY
@@ -38,7 +37,7 @@ def faster(policy, attention="", room=0):
                              token_logprobs=head.token_logprobs)
         if ours and not graphs.synchronizes(policy.model):
             policy = replace(policy, sample_replies=sampling.sample_replies)
-            if room and llama.kernels(policy.model.base_model):  # masks would span the room
+            if room and llama.kernels(policy.model.base_model):  # masks would be so wide
                 policy = replace(policy, regather=partial(sampling.regather, room, []))
     ragged = attention.startswith("flash_attention")
     if ragged and policy.model.dtype == torch.float32:
@@ -60,8 +59,8 @@ def compile_layers(policy, wish, steps, least=100):
     """Let torch.compile fuse what layers of Llama's family compute before and after attention. If
     it fails, which is printed, they run as they are.
 
-    wish: on, off, or auto: on CUDA if the run has `least` steps, which are worth the time it takes
-    raises: ValueError for `on` with other layers, also LoRA's: its reference would round otherwise
+    wish: on, off, or auto: on CUDA if the run has at least `least` steps, to repay compilation
+    raises: ValueError for `on` with other decoders, or LoRA, whose reference stays uncompiled
     """
     decoder = policy.model.base_model
     ours = type(decoder).__name__ in llama.FAMILY and not policy.base
@@ -71,7 +70,7 @@ def compile_layers(policy, wish, steps, least=100):
     if not ours:
         raise ValueError(f"compile: {policy.name!r} is not of Llama's family, or has LoRA.")
     torch._dynamo.config.recompile_limit = 64  # sampling, learning, one token, a critic, ...
-    torch._functorch.config.donated_buffer = False  # gradients by reward std go back twice
+    torch._functorch.config.donated_buffer = False  # gradients_every runs two backward passes
     halves = [torch.compile(half, dynamic=True)
               for half in (llama.before_attention, llama.after_attention)]
     for layer in decoder.layers:
@@ -105,8 +104,8 @@ def set_attention(policy, attention):
 
 
 def packed(decoder, tokens, mask):
-    """`cache.hidden_before` for flash attention: rows stand one behind the other in place of
-    padding, and each ends before its last masked token."""
+    """`cache.hidden_before` for flash attention: rows are packed one after the other, without
+    padding, and each ends before its last token that the mask selects."""
     columns = torch.arange(tokens.shape[1], device=tokens.device)
     ends = (mask * columns).amax(dim=1).clamp(min=1)  # flash attention takes no empty input
     real = columns < ends[:, None]
@@ -133,6 +132,6 @@ def usual_attention(model):
 
 
 def last_hidden(run, model, *given):
-    """run(model, ...), as `cache.last_hidden` is, with the usual attention."""
+    """run(model, ...), called as `cache.last_hidden` is, with the usual attention."""
     with usual_attention(model):
         return run(model, *given)

@@ -25,7 +25,7 @@ PAIRS = {"cpu": 2**18}  # of queries and keys in one attention call; on an accel
 
 
 def hidden_before(decoder, tokens, mask):
-    """Last hidden states (N, D) at the positions before the masked tokens, as in cache.py."""
+    """Last hidden states (N, D) before the tokens that mask selects, as in cache.py."""
     if not mask.any():
         return decoder.embed_tokens(tokens[mask])
     tree = PrefixTree(decoder, tokens, mask)
@@ -53,18 +53,18 @@ class PrefixTree:
         b    5 6 9      a 5 6 7 8  1 2 3 4              a  1 2 3 4
         c    4          b 5 6 9    5                    b  1 2 5
 
-    Six nodes in place of eight ids; nodes 1 and 2 are computed for both a and b. In a column, the
-    node of a path is the last new one so far: b takes 1 and 2 from a.
+    Six nodes in place of eight ids; nodes 1 and 2 are computed once for a and b. A path's entry is
+    the largest node so far in its column of new ones: b takes 1 and 2 from a.
 
     tokens, positions: (N,) of the nodes      wanted: (M,) nodes whose last state is wanted
-    state_of: for each masked token, the index in `wanted` of the node before it
+    state_of: for each token that mask selects, the index in `wanted` of the node before it
     """
 
     def __init__(self, decoder, tokens, mask):
         self._decoder, self._device = decoder, tokens.device
         ids, masked = tokens.cpu().numpy(), mask.cpu().numpy()
         columns = np.arange(ids.shape[1])
-        # The last masked token is only predicted: it and what follows need no state.
+        # The last selected token is only predicted: it and what follows need no state.
         ends = (masked * columns).max(axis=1)
         order, shared = neighbours(ids, ends)
         self._ends = ends[order]  # from here on all rows are sorted
@@ -80,7 +80,7 @@ class PrefixTree:
         asks = new & wanted[self._paths]  # where the last layer has queries
         self._flash = llama.kernels(decoder)
         if self._flash:
-            # Each copies its row's keys: one a row, with what lies between replies.
+            # A segment copies its row's keys, so a row has only one: first to last query.
             asks = np.maximum.accumulate(asks, axis=1) & np.maximum.accumulate(
                 asks[:, ::-1], axis=1)[:, ::-1]
             wanted = asks[new]
@@ -109,7 +109,7 @@ class PrefixTree:
 
     def _segments(self, asks):
         """The attention of a layer as flash.Segments, one for each row with queries. Its keys are
-        the row's path up to the last one:
+        the row's path up to its last query:
 
             asks of a row   . . . 1 1 1 .      three queries
             its path        1 2 3 8 9 10 .     six keys
@@ -126,7 +126,7 @@ class PrefixTree:
 
     def _cut(self, asks):
         """Split the attention of a layer into Parts of rows of similar length, to waste little on
-        padding. Returns them, and where the result of each query stands among all of theirs.
+        padding. Returns them, and the index of each query's result among their joined results.
 
         asks: (B, T) bool, whether the node there is new and has a query
         """
@@ -147,7 +147,7 @@ class PrefixTree:
     def _part(self, rows, firsts, counts, places):
         """The Part of some rows, the one with most queries first.
 
-        firsts, counts: (B,) the number of a row's first query, how many it has
+        firsts, counts: (B,) the index of a row's first query, and how many queries it has
         places: of all queries, their positions
         """
         firsts, counts = firsts[rows, None], counts[rows, None]
@@ -177,7 +177,7 @@ def neighbours(ids, ends):
     >>> neighbours(np.array([[1, 2, 3, 0], [5, 6, 0, 0], [1, 2, 4, 7]]), np.array([3, 2, 4]))
     (array([0, 2, 1]), array([0, 2, 0]))
     """
-    # Highest byte first, bytes are sorted as the ids are.
+    # Big-endian, so that the bytes sort as the ids do.
     keys = [row[:end].tobytes() for row, end in zip(ids.astype(">i8"), ends)]
     order = np.array(sorted(range(len(ids)), key=keys.__getitem__), dtype=int)
     rows, ends = ids[order], ends[order]

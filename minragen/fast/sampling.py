@@ -1,4 +1,4 @@
-"""Sampling in which a GPU waits for the host once in AHEAD tokens, in slots that stay in place.
+"""Sampling in which a GPU waits for the host once in AHEAD tokens.
 
 `rollout.sample_replies` reads every token before it launches the next step, and while the host
 reads, the GPU has nothing to do. Here AHEAD steps are launched one after the other, and then their
@@ -9,9 +9,9 @@ dropped, and its slot forgets the keys (AHEAD = 4, X stops a reply):
     row 1   a X . .                it swapped places with row 2 after the first four
     row 2   a b c d   e f g h
 
-A row's noise belongs to its positions, so the replies are the same. Between turns `regather` moves
-rows within their buffers, which the next rollout takes, too: graphs.py repeats kernels on fixed
-addresses, so what it captured once serves all that follow.
+A row's random numbers depend on its positions alone, so the replies are those of rollout.py. Where
+flash.py runs, `regather` moves rows within their buffers, which the next rollout reuses: graphs.py
+repeats kernels on fixed addresses, so what it captured once serves all that follow.
 
 Tests: `python -m pytest tests/test_rows.py`.
 """
@@ -22,7 +22,7 @@ from torch.nn.functional import pad
 from minragen import cache, rollout
 
 AHEAD = 8  # tokens of a row between two looks; a stop wastes half as many steps on average
-SHARE = 1 / 8  # slots of at most this share of a GPU's memory get the whole room at once, and stay
+SHARE = 1 / 8  # slots of up to this share of a GPU's memory get full capacity at once, and are kept
 
 
 def sample_replies(policy, frame, slots, logits, noise, rows, rules, progress):
@@ -66,14 +66,14 @@ def stopped_behind(slots, rows):
     """Swap slots so that those of the rows that go on come first. Returns the old place of each row
     in the new order, and the old places of the rows that go on, as an index on the device."""
     live = [i for i, row in enumerate(rows) if row.stop is None]
-    order = slots.move_to_front(live)[:len(rows)]  # slots behind those of the rows stay
+    order = slots.move_to_front(live)[:len(rows)]  # slots after those do not move
     index = torch.tensor(order[:len(live)], dtype=torch.int64)
     return order, index.to(slots.device, non_blocking=True)
 
 
 def regather(room, kept, parts, capacity):
-    """`cache.regather` into slots for `room` tokens: in place, or into those of the rollout before,
-    if they are large enough. kept: [those KVSlots], or [] if they may not stay; replaced here"""
+    """`cache.regather` that reuses the KVSlots in `kept`, or the first given, if large enough; else
+    it makes new ones, for `room` tokens if they may stay. kept: one or none, replaced here"""
     parts = [(slots, index) for slots, index in parts if index]
     slots, n = parts[0][0], sum(len(index) for _, index in parts)
     token = sum(x[0, :, 0].nbytes for both in slots.layers.values() for x in both)

@@ -1,4 +1,4 @@
-"""`rollout.collect` for environments that wait: each conversation moves on by itself.
+"""`rollout.collect` for environments that answer late: no conversation waits for all others.
 
 The model reads a row's prompt, samples its reply, and feeds and samples others until the row's
 environment has answered. Time goes to the right:
@@ -6,7 +6,7 @@ environment has answered. Time goes to the right:
     a   f s s s s s s - - . f s s s ...       f   it is fed: a prompt, or an observation
     b   f s s s s - - - - . f s s s ...       s   its next token is sampled
     c   f s s s - - - - - - - - - - . ...     -   in flight: its environment has the reply
-    d   f s s s s - - |                       .   ready: it waits for others to be fed with
+    d   f s s s s - - |                       .   ready: not fed until others are, too
     e                       f s s s ...       |   its episode is over: e takes its slot
 
 The noise belongs to the trajectory (support/noise.py), so both play the same trajectories.
@@ -54,7 +54,7 @@ class _Scheduler:
         sample = self._sample_token if self.ahead == 1 else self._sample_ahead
         while self.ready:
             self._feed()
-            # When all episodes are over, none of no rows is ready, which is enough.
+            # With all episodes over no row is left: it is time to feed (0 of 0), and play ends.
             while not self._time_to_feed():
                 if self.sampling:
                     sample()
@@ -63,7 +63,7 @@ class _Scheduler:
                     self._take_results(wait=True)
 
     def _time_to_feed(self):
-        """Whether `feed_share` of the rows are ready, or (below 1) one while none samples."""
+        """Whether `feed_share` of the rows are ready; below 1, one is enough while none samples."""
         rows = len(self.sampling) + len(self.in_flight) + len(self.ready)
         alone = not self.sampling and self.rules.feed_share < 1
         return len(self.ready) >= min(rows, 1 if alone else max(1, self.rules.feed_share * rows))
@@ -132,7 +132,7 @@ class _Scheduler:
 
     def _send_stopped(self):
         """Give the environments the replies that have stopped. Their slots follow those of the rows
-        that go on, whose old places are returned, as an index."""
+        that go on. Returns the old places of the rows that go on, as an index."""
         if not any(row.stop for row in self.sampling):
             return slice(None)
         order, live = sampling.stopped_behind(self.slots, self.sampling)

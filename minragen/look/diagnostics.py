@@ -7,13 +7,13 @@ Reading order: `diagnose`, `collapse_metrics`, `regime`, `warnings_of`, `gradien
 Axes: M rows (reasonings), N columns (distinct prompts), P groups.
 
 Entropy alone does not show template collapse: the wording may vary at random without depending on
-the prompt. The chain rule H(Z) = I(X;Z) + H(Z|X) separates the two (RAGEN V2, section 3), with
+the prompt. The chain rule H(Z) = I(X;Z) + H(Z|X) separates the two (RAGEN-2, section 3), with
 prompt X and reasoning Z:
 
     S[i,j] = sum_t log p(z_it | x_j, z_i<t)      matched a_i = S[i, own(i)]
     b_i    = log sum_j w_j exp S[i,j]            w_j = share of the rows that have prompt j
     I(X;Z) = mean(a - b)     H(Z|X) = -mean a     H(Z) = -mean b
-Here p(z) is the probability that the reply begins with z. The estimate is exact in the prompts and
+Here p(z) is the probability that the reply begins with z. The estimate sums over all prompts and
 samples only the reasonings; it may be negative by chance and never exceeds H(w). With the suffix
 `_per_token`, S[i,j] / |z_i| replaces S[i,j]: comparable between lengths, not information in nats.
 
@@ -79,7 +79,7 @@ def diagnose(learner, config, step, trajectories, history):
 
 
 def diagnose_update(learner, config, step, batch):
-    """The gradients of a batch with its targets by reward std, when due."""
+    """Gradient norms by reward std, when due. batch: with its targets"""
     if not due(step, config.gradients_every):
         return {}
     scores = starpo.group_std(*map(batch.by_episode, (batch.episode_returns, batch.group_ids)))
@@ -127,7 +127,7 @@ def reasoning_pairs(frame, trajectories):
 
 
 def end_of_thought(frame, ids):
-    """The index of the first id that the tag after the thought touches, 0 without one. As for the
+    """The index of the first id that the tag after the thought touches, 0 without one. As in the
     parser, a `</think>` that a thought quotes does not end it if another one stands before
     `<answer>`."""
     decode = frame.tokenizer.decode
@@ -230,7 +230,7 @@ def score_matrix(policy, prompts, reasonings, temperature=1.0, token_budget=8192
     Of a pair that is longer than the model's positions the beginning is left out.
 
     prompts, reasonings: non-empty sequences of ids
-    token_budget: tokens in one forward pass, which one of the processes of `world` makes
+    token_budget: tokens in one forward pass; the processes of `world` share the passes
     """
     most = max_positions(policy.model)
     pairs = [([*x, *z][-most:], len(z)) for z in reasonings for x in prompts]
@@ -301,10 +301,10 @@ def regime(first, now):
                     high I(X;Z)   low I(X;Z)
         high H(Z|X) diverse       template collapse: wording varies, the prompt is ignored
         low H(Z|X)  compressed    low-entropy collapse: one text for every prompt
-    low H: conditional_entropy_per_token below LOW_ENTROPY of its first value or below NO_ENTROPY
-    (where `tiny` begins; half of nearly nothing is noise). low I: mi below LOW_MI of its first
-    value, or retrieval less than CHANCE_ERRORS standard errors above chance. RAGEN V2 names the
-    four and gives no thresholds.
+    low H: conditional_entropy_per_token below LOW_ENTROPY of its first value, or below NO_ENTROPY
+    whatever the first was (`tiny`'s is, half of it noise). low I: mi below LOW_MI of its
+    first value, or retrieval less than CHANCE_ERRORS standard errors above chance. RAGEN-2 names
+    the four and gives no thresholds.
 
     first, now: metrics of two steps, with `valid_thinking`
     returns: one of the four, or "undetermined": not measured, too little reasoning, few prompts
@@ -327,7 +327,7 @@ def regime(first, now):
 
 
 def first_look(played, config):
-    """Lines for the console: what the policy does before the first update, and why RL cannot begin.
+    """Lines for the console: what the policy does before the first update; warnings if it is poor.
 
     RL reinforces what some episodes do better than others. So there must be valid replies, a
     success among them, and, if members of a group are compared, members that earn differently.
@@ -382,7 +382,7 @@ def _true_conditions(steps):
     rise = {metric: now[metric] / max(first[metric], NO_ENTROPY) for metric in ("entropy", VARIED)}
     signs = {
         "reward_std": (now["reward_std"] < LESS_STD * first["reward_std"] and gain <= 0,
-                       "the members of a group do the same, so there is little to learn from"),
+                       "the members of a group earn alike, so there is little to learn from"),
         "entropy": (rise["entropy"] > MORE_ENTROPY and gain < RISEN,
                     "replies are becoming incoherent"),
         VARIED: (rise[VARIED] > MORE_VARIED and gain < RISEN,
@@ -427,7 +427,7 @@ def gradient_metrics(model, batch, losses_of, reward_std, token_budget, num_buck
     """Gradient norm per loss token of each term of the objective, in buckets of reward std.
 
     The signal of a group grows with its reward std, the pull of the regularisers does not: where
-    the signal is smaller, the update is mostly noise and regularisation (RAGEN V2, section 4).
+    the signal is smaller, the update is mostly noise and regularisation (RAGEN-2, section 4).
     Nothing is left behind: no `.grad`, no optimizer state, no hook fires.
 
     batch: a whole update with its loss weights
@@ -454,8 +454,8 @@ def gradient_metrics(model, batch, losses_of, reward_std, token_budget, num_buck
 
 
 def _gradients(parameters, losses):
-    """{term: its gradient, a vector in float32, which keeps small shares}, without the terms that
-    do not depend on the parameters."""
+    """{term: its gradient, a float32 vector (a bfloat16 sum loses small parts)}, without the terms
+    that do not depend on the parameters."""
     live = [name for name, value in losses.items() if value.requires_grad]
     return {name: torch.cat([piece.flatten().float() for piece in torch.autograd.grad(
         losses[name], parameters, retain_graph=name != live[-1], materialize_grads=True)])

@@ -26,7 +26,7 @@ SETS = {
     "large": {"sokoban": ("rows=8", "cols=8"), "frozenlake": ("size=6",)},
     "boxes": {"sokoban": ("rows=8", "cols=8", "boxes=2")},
     "reversed": {"bandit": ("reversed=True",)},
-    "unseen": {"bandit": ("mixed=False",)},  # the names of the split test
+    "unseen": {"bandit": ("mixed=False",)},  # arm names of the split test alone
     "slippery": {"frozenlake": ("slip=0.2",)}}
 
 
@@ -152,7 +152,7 @@ def add_shared_options(parser):
     parser.add_argument("--set", default="",
                         help=f"a generalisation set: {', '.join(SETS)}")
     parser.add_argument("--checkpoint", default="", choices=("best",),
-                        help="--run: the one of the best validation [the last one]")
+                        help="of --run: the one with the best validation [the last]")
     parser.add_argument("--temperature", type=float, help="of the sampling [val_temperature]")
     parser.add_argument("--device", default="", help="cpu, cuda or mps [cuda if there]")
     parser.add_argument("--env-arg", action="append", default=[],

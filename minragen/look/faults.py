@@ -55,8 +55,8 @@ def told(error, prefix="error"):
 
 
 def fault_of(error):
-    """The Fault of an exception that was raised, or that of the Failure which it tells of; of an
-    exception whose own code fails what can be told."""
+    """The Fault of an exception: that of a Failure, if it is one or was raised from one; and what
+    can be said, if the exception's own code raises."""
     try:
         if not isinstance(cause := error.__cause__ or error, Failure):
             return _found(error)
@@ -67,14 +67,14 @@ def fault_of(error):
 
 
 def failure_of(error):
-    """The Failure that tells of an exception; for a ServerGone, another one."""
+    """An exception as a Failure; a ServerGone as a new ServerGone."""
     failure = (ServerGone if issubclass(type(error), ServerGone) else Failure)(words(error))
     failure.fault = fault_of(error)
     return failure
 
 
 def words(error):
-    """`ValueError: zzz`, whatever the code of this exception does; of a ServerGone its text."""
+    """`ValueError: zzz`, even if its __str__ raises; of a ServerGone the text alone."""
     try:
         name, said = f"{type(error).__name__}", str.__str__(str(error))
     except BaseException:  # whatever its __str__ raises
@@ -87,7 +87,7 @@ def _found(error):
     sentence and has that exception's place."""
     frames = traceback.extract_tb(error.__traceback__)  # the innermost last
     # Not what an operation of ours raises (a missing key, a call of PyTorch), and not a time limit,
-    # which interrupts somebody's code. ServerGone is how an environment asks to stop.
+    # which interrupts somebody's code. An environment raises ServerGone on purpose.
     refusal = not frames or isinstance(error, ServerGone) or (
         frames[-1].filename.startswith(PACKAGE) and frames[-1].line.startswith("raise ")
         and not isinstance(error, TimeoutError))
@@ -118,9 +118,9 @@ def printable(text):
 
 
 class Console:
-    """A text stream to which a line that cannot be printed, on a full disk or to a terminal that
-    has gone, is no error. If `plain`, control codes of a terminal, which texts from elsewhere may
-    have, are printed as `?`."""
+    """A text stream that drops what cannot be written: the disk is full, or the terminal has gone.
+    If `plain`, control codes of a terminal, which texts from elsewhere may have, are printed as
+    `?`."""
 
     def __init__(self, stream, plain=True):
         self._stream, self._plain = stream, plain
@@ -141,8 +141,8 @@ class Console:
 
     @classmethod
     def take_over(cls):
-        """Print through it from here on. A locale may lack letters, too. Progress bars on stderr
-        need control codes; errors there are `printable`."""
+        """Print through it from here on; letters that the locale lacks become `?`. stderr keeps
+        control codes, for progress bars; errors written there went through `printable`."""
         if sys.stdout and not isinstance(sys.stdout, cls):
             sys.stdout.reconfigure(errors="replace")
             sys.stdout, sys.stderr = cls(sys.stdout), sys.stderr and cls(sys.stderr, plain=False)

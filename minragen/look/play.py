@@ -42,8 +42,8 @@ def play(name, split, seed, options, ask=input, say=print):
 
 
 def show_run(run, config, groups, policy_plays, seed):
-    """Print SHOWN instances from `seed` on, turn by turn, as `make eval` samples a run's policy; of
-    a mixture, as many rounds of its environments as that takes.
+    """Print SHOWN instances from `seed` on (of a mixture more, to end a round of its environments),
+    turn by turn, sampled as `make eval` does.
 
     groups: one row for each environment      policy_plays: as evaluate's `play`
     """

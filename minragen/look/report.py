@@ -49,8 +49,8 @@ CURVES = {
              "gradient/all/entropy", "gradient/all/kl"),
          "groups": ("groups_kept", "groups_zero_std")}),
     "Does it still explore?": (
-        "A policy that always says the same, or the same to every prompt, has nothing to select "
-        "from.",
+        "A policy that never varies its reply to a prompt, or replies to all prompts alike, has "
+        "nothing to select from.",
         {"entropy": ("entropy",),
          "mutual information": ("first_turn/mi", "trajectory/mi"),
          "retrieval": ("first_turn/retrieval", "first_turn/retrieval_chance"),
@@ -117,8 +117,8 @@ class Run:
         return success, *wilson(success * n, n), n
 
     def conversations(self, size):
-        """The stored episodes of so many steps as make about `size` characters, evenly, and the
-        first and the last one of each split."""
+        """Stored episodes of about `size` characters: of evenly spaced steps, and of the first and
+        the last step of each split."""
         every = -(-len(json.dumps(self.episodes)) // size)
         if every > 1:
             self.left_out.append(f"the conversations of all but one in {every} steps")
@@ -131,8 +131,8 @@ class Run:
 def story(label, members):
     """What happened to the held-out success of one configuration.
 
-    A change counts if the 95 % interval of the difference leaves out 0. Of several seeds the mean
-    is told, as sure as one of them: they play the same instances.
+    A change counts if the 95 % interval of the difference leaves out 0. Several seeds give their
+    mean, with the interval of one of them: they play the same instances.
     """
     points = {}  # step -> (rate, low, high)
     for step in sorted(set.intersection(*({x["step"] for x in r.validated} for r in members))):
@@ -163,7 +163,7 @@ def facts(run):
     The names are the same for all runs, which stand side by side."""
     try:
         settings = summary(run.config)
-    except Exception as problem:  # a name that nothing has here
+    except Exception as problem:  # e.g. an environment that is not here
         settings = f"unknown: {first_line(str(problem))}"
     measured = {"validation": run.held_out((run.validated or [{}])[-1], "val"),
                 "test": run.held_out(run.tested, "test")}
@@ -241,7 +241,7 @@ def figures_of(loaded):
 
 
 def curves(loaded, metrics):
-    """Lines over steps: of all metrics for one configuration, else of the first for each.
+    """Lines over steps: all metrics of a single configuration, or the first metric of each one.
 
     A validation success has its 95 % band; several seeds have one from lowest to highest, over the
     steps that all of them have.
@@ -269,7 +269,7 @@ def curves(loaded, metrics):
 
 
 def limits(lines):
-    """Where the vertical axis of these lines begins and ends: at 0 if nothing is below. Values far
+    """The limits of the vertical axis; the lower one is 0 if no value is below. Values far
     beyond nine tenths of the others are outliers, which the page marks at its edge."""
     values = np.concatenate([line["y"] for line in lines])
     low, usual_low, usual_high, high = np.quantile(values, (0, 0.05, 0.95, 1))

@@ -1,1 +1,1 @@
-"""The same algorithm on more: LoRA, vision, windows, described states, servers."""
+"""Learning algorithms, models and players beyond the reading list (README.md, `more/`)."""

@@ -23,7 +23,7 @@ from minragen.support.formats import FORMATS, forced_prefix, reply_pattern, syst
 from minragen.trajectory import Reply, Trajectory
 
 CONCURRENCY = 16  # conversations at a time
-PAUSES = (0.5, 1, 2, 4, 8, float("inf"))  # seconds to wait after each failed try of a request
+PAUSES = (0.5, 1, 2, 4, 8, float("inf"))  # seconds after each failed try; inf: it was the last
 SECONDS = 600  # for a request, with all its tries and the waits that the server asks for
 THOUGHTS = ("reasoning_content", "reasoning")  # where reasoning parsers put the thought
 OPEN, CLOSE = "<think>", "</think>"
@@ -44,7 +44,7 @@ class Server:
 
     def __post_init__(self):
         self.lock, self.stopped = threading.Lock(), threading.Event()
-        # More environments at a time would wait for each other within the time limit of a step.
+        # More steps at a time than cores would slow each other down, up to their time limit.
         self.stepping = threading.BoundedSemaphore(os.cpu_count() or 1)
         self.prefix = forced_prefix(self.response_format)
         self.pattern = reply_pattern(FORMATS[self.response_format])
@@ -82,7 +82,7 @@ class Server:
         converse(step, [t], lambda t: None if self.stopped.is_set() else self._reply(t))
 
     def _reply(self, t):
-        """(the reply as history keeps it, the Reply)"""
+        """(the text that later turns show, the parsed Reply)"""
         text = self._ask(t)
         found = self.pattern.match(text.lstrip()) or self.pattern.match(self.prefix + text)
         if not found:

@@ -1,7 +1,7 @@
 """VAGEN's reward for describing the state, in the response formats that ask for a description.
 
     grounding      F1(observation, state before the answer)
-    worldmodeling  F1(prediction, state after it, chance included)
+    worldmodeling  F1(prediction, state after it, with what chance did)
     paid           their sum, weighted, if both the format of the reply and the actions in it were
                    valid; otherwise 0
 

@@ -1,6 +1,6 @@
 """Further estimators of advantages: BRPO, MaxRL, GiGPO, and VAGEN's bi-level and turn-wise GAE.
 
-run/start.py has their rows of `starpo.ESTIMATORS`, which call ROWS. Axes are those of starpo.py.
+run/start.py enters them in `starpo.ESTIMATORS`; ROWS is read once one is used. Axes: starpo.py.
 
 Tests: `python -m pytest tests/test_starpo.py tests/test_step.py`.
 """
@@ -30,7 +30,7 @@ def maxrl_advantages(successes, groups):
     [3.0, -1.0, -1.0, -1.0]
     """
     if not bool(((successes == 0) | (successes == 1)).all()):
-        raise ValueError("maxrl: got returns other than 0 and 1. End an episode at its success.")
+        raise ValueError("maxrl: a return is not 0 or 1. Episodes must end at their success.")
     mean, _, _, deviation = starpo.group_moments(successes, groups)
     return deviation / mean.where(mean > 0, 1.0)[groups]
 
@@ -41,7 +41,7 @@ def gigpo_advantages(batch, gamma=1.0, by_std=True):
     began in the same state.
 
         G_k = r_k + gamma * G_{k+1}                      over the turns of an episode
-        A   = A_episode + (G_k - mean_s) / (std_s + eps)  s: all turns in the state of turn k
+        A   = A_episode + (G_k - mean_s) / (std_s + eps)   s: turns in the state of turn k
     Members of a group share the first state and may meet in later ones, at any turn; what they
     earned from there is compared, without a critic. A state met once adds 0. With gamma < 1 a turn
     closer to the reward is worth more. As in the authors' code, `by_std` divides both levels by

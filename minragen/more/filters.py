@@ -1,4 +1,4 @@
-"""Further filters of RAGEN V2. run/start.py has their rows of `starpo.FILTERS`, which call ROWS.
+"""Further filters of RAGEN V2. run/start.py enters them in `starpo.FILTERS` by way of ROWS.
 
 Each is a function of the groups' reward stds, the largest first, and --filter-value, as
 `starpo.top_p`: (P,) bool.
@@ -16,7 +16,7 @@ from minragen import starpo
 def top_p_softmax(ranked, value):
     """The fewest groups that hold this share of softmax(stds), the rule of RAGEN V2's main table.
 
-    Small stds give equal shares, so below 0.5 nearly all groups are kept. At 1 all are.
+    Stds below 0.5 have almost equal shares, so about this share of the groups is kept; at 1 all.
     """
     starpo.check_share("top_p_softmax", value)
     mass = ranked.softmax(0)
@@ -24,10 +24,10 @@ def top_p_softmax(ranked, value):
 
 
 def top_k_abs(ranked, value):
-    """This many groups."""
+    """The `value` groups of the largest stds."""
     if not (0 < value < math.inf and value == int(value)):
         raise ValueError(f"filter top_k_abs: got a value of {value}, expected a whole number above "
-                         f"0, of groups.")
+                         f"0: how many groups.")
     return torch.arange(len(ranked), device=ranked.device) < value
 
 

@@ -28,12 +28,12 @@ from minragen.cache import KVSlots, reserve
 
 
 def prepare(policy):
-    """Let a policy's rollouts run in pieces, and its layers compute alike in one step and many."""
+    """Let rollouts run in pieces, and layers give the same numbers for one id as for many."""
     policy.last_hidden = last_hidden
     limit = getattr(policy.model.config.get_text_config(), "time_step_limit", None)
     for module in policy.model.modules():
-        # Nemotron-H and Zamba 2 raise small time steps in a scan over many ids, but not in a step
-        # of one id, and whatever their config.json says (transformers pull request 48989).
+        # Nemotron-H and Zamba 2 clamp Mamba's step size dt from below in a scan over many ids, not
+        # in a step of one, whatever config.json says (transformers pull request 48989).
         if hasattr(module, "time_step_limit"):
             module.time_step_limit = tuple(limit or (0.0, math.inf))
     for source in {type(module).__module__ for module in policy.model.modules()}:
@@ -53,7 +53,7 @@ def last_hidden(model, slots, tokens, counts, first_row=0):
     for chosen, begun, size in pieces(wanted):
         rows, starts = torch.tensor(chosen), torch.tensor(begun)
         part = tokens[rows[:, None], starts[:, None] + torch.arange(size)]
-        # All rows are a slice, whose keys and states are read where they lie.
+        # All rows are a slice: keys and states are then read in place, without a copy.
         where = first_row if len(chosen) == len(tokens) else rows + first_row
         last = one_pass(model, slots, part, counts.new_full((len(rows),), size), where)
         hidden = last.new_zeros(len(tokens), last.shape[1]) if hidden is None else hidden
@@ -81,8 +81,9 @@ def sizes(policy):
 
 
 def pieces(counts):
-    """Divide rows of counts[i] ids into passes without padding: first what all have in common, then
-    what all that are left have in common or the largest power of two, whichever is more.
+    """Divide rows of counts[i] ids into passes without padding: first as many ids as the shortest
+    row has; then, of what is left, as many as the shortest, or the largest power of two that fits
+    the longest, whichever is more.
 
     yields: (rows, where the piece begins in each, its size)
 
@@ -150,7 +151,7 @@ def by_device(function):
     a GPU. There is no kernel for a CPU, and in float32 a kernel may round to 10 bits (TF32), which
     the proof would take for a mistake.
 
-    transformers' own function fills a row's last chunk up to `chunk_size`, which is 64 or 256 ids.
+    transformers' own function pads a row's last chunk to `chunk_size`, which is 64 or 256 ids.
     Here a chunk is at most the next power of two of the ids that there are.
     """
     inside = inspect.getclosurevars(function).nonlocals

@@ -21,7 +21,7 @@ def tensorboard(folder, config):
     """Open a SummaryWriter. Returns write(metrics), which skips texts."""
     from torch.utils.tensorboard import SummaryWriter
 
-    writer = SummaryWriter(folder / "tensorboard", purge_step=0)  # a viewer drops older points
+    writer = SummaryWriter(folder / "tensorboard", purge_step=0)  # viewers drop earlier writes
     writer.add_text("config", f"```\n{json.dumps(vars(config), indent=1)}\n```")
 
     def write(metrics):
@@ -49,9 +49,9 @@ def wandb(folder, config):
         id=(home / "id").read_text("utf-8"), name=folder.name, dir=folder, mode=mode,
         config=vars(config), project=os.environ.get("WANDB_PROJECT", "minragen"),
         reinit="finish_previous", resume="allow" if mode == "online" else None,
-        settings=wandb.Settings(quiet=True, symlink=False))  # `load_config` refuses them
+        settings=wandb.Settings(quiet=True, symlink=False))  # run/runs.py refuses links
 
-    def write(metrics):  # a number that is not finite is None
+    def write(metrics):  # None stands for what is not finite
         run.log({k: v for k, v in metrics.items() if v is not None}, step=metrics["step"])
 
     return write

@@ -38,7 +38,7 @@ def add_adapters(policy, rank, seed):
         policy.model.base_model)
     policy.weights = partial(merged, policy.model)
     for parameter in policy.model.parameters():
-        if parameter.requires_grad:  # peft makes float32, which AdamW has masters for
+        if parameter.requires_grad:  # peft makes float32; AdamW has masters
             parameter.data = parameter.data.to(policy.model.dtype)
 
 
@@ -49,7 +49,7 @@ def merged(model):
              for name, weight in model.state_dict().items() if ".lora_" not in name}
     for name, layer in model.named_modules():
         if hasattr(layer, "get_delta_weight"):
-            # peft wraps experts once for each of their parameters, which have other names.
+            # A mixture's experts are wrapped once for each of their parameters, named otherwise.
             weight = f"{name}.{getattr(layer, 'parameter_name', 'weight')}".replace(
                 ".base_layer", "")
             state[weight] = (state[weight] + layer.get_delta_weight("default")).detach().cpu()

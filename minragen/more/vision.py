@@ -30,8 +30,8 @@ from minragen.models import Policy
 
 
 class ImageStore:
-    """The distinct images since the last `forget`. Image number i, a hash of its pixels, has the
-    ids V + i F to V + (i + 1) F - 1.
+    """The distinct images since the last `forget`. An image's number i is a hash of its pixels; its
+    ids are V + i F to V + (i + 1) F - 1.
 
     processor: of transformers; it says how many tokens an image has, and what stands around them
     config: the model's, which names the image token that the processor writes
@@ -72,7 +72,7 @@ class ImageStore:
         return self._ids[number]
 
     def expect(self, observations):
-        """Make the proof at start-up with images of the shape that the first observation has."""
+        """Note the shape of the first image: the proof at start-up then draws such images."""
         images = (image_of(observation) for observation in observations)
         self.shape = next((image.shape for image in images if image is not None), self.shape)
 
@@ -100,17 +100,17 @@ class ImageStore:
         return [*self.start, *ids, *self.end]
 
     def numbers(self, ids):
-        """(number of the image, token of it) that each of the ids of images stands for."""
+        """(number of its image, index among the image's tokens) of each id of an image."""
         return (ids - self.first) // self.size, (ids - self.first) % self.size
 
     def grids(self, numbers):
-        """Rows and columns (..., 2) of the tokens of images, by number."""
+        """Height and width (..., 2), in tokens, of the images with these numbers."""
         numbers, which = numbers.unique(return_inverse=True)
         found = [self.pixels[number]["image_grid_thw"][0, 1:] for number in numbers.tolist()]
         return (torch.stack(found).to(which.device) // self.merged)[which]
 
     def to_last(self, ids):
-        """How many positions are between each id and the last of its image, (...) int64; 0 of text.
+        """How many places after each id the last id of its image is, (...) int64; 0 for text.
         """
         seen = ids >= self.first
         return (self.size - 1 - self.numbers(ids)[1]).where(seen, 0) if seen.any() else 0 * ids
@@ -169,7 +169,7 @@ class VisionLanguageModel(nn.Module):
             deep = "deepstack_visual_embeds" in inspect.signature(decoder.forward).parameters
             decoder.register_forward_pre_hook(
                 partial(_place_in_grids, self.image_store, deep), with_kwargs=True)
-        # How a pass over pixels is told which tokens are of images.
+        # The arguments by which `forward` is told which tokens are of images.
         self.kinds = {"token_type_ids", "mm_token_type_ids"} & {
             *inspect.signature(whole.forward).parameters}
         if "token_type_ids" in self.kinds:  # Gemma 3: the tokens of an image see each other
@@ -182,7 +182,7 @@ class VisionLanguageModel(nn.Module):
             return self.whole(input_ids=tokens, **options)
         seen = tokens >= self.image_store.first
         if seen.any():
-            numbers, _ = self.image_store.numbers(tokens[seen])  # all tokens of each image
+            numbers, _ = self.image_store.numbers(tokens[seen])  # of each token
             options |= self.image_store.arguments(self.whole, numbers[::self.image_store.size])
         options |= dict.fromkeys(self.kinds, seen.long())
         return self.whole(input_ids=tokens.masked_fill(seen, self.image_store.image_id), **options)
@@ -200,7 +200,7 @@ class VisionLanguageModel(nn.Module):
     def save_pretrained(self, folder, state_dict):
         self.whole.save_pretrained(folder, state_dict={
             name.removeprefix("whole."): weight for name, weight in state_dict.items()})
-        if self.files is None:  # it was made here
+        if self.files is None:  # made by run/tiny.py
             self.image_store.processor.save_pretrained(folder)
         for name, content in (self.files or {}).items():
             (Path(folder) / name).write_bytes(content)
@@ -211,7 +211,7 @@ def _embed(plain, image_store, vision_model, ids, layers=None):
     each image once, with gradients where they are wanted.
 
     plain: the embedding layer's own forward      vision_model: without its output layer
-    layers: a list, to which what the tower has for the decoder's first layers is added
+    layers: a list that gets the tower's DeepStack features, one tensor for each decoder layer
     """
     seen = ids >= image_store.first
     embedded = plain(ids.masked_fill(seen, image_store.image_id))
@@ -277,7 +277,7 @@ def _place_in_grids(image_store, deep, decoder, args, options):
 def _show_whole_images(image_store, decoder, args, options):
     """Before a pass over ids: let each token of an image also see the tokens of it that follow.
 
-    A rollout's pass has masks. The learner's pass, over whole rows, has none and gets them here.
+    A rollout's pass with images gets this mask for its causal one; the learner's has none yet.
     """
     ids, slots = options.get("input_ids"), options.get("past_key_values")
     if ids is not None and (slots is None or (ids >= image_store.first).any()):
@@ -290,7 +290,7 @@ def _show_whole_images(image_store, decoder, args, options):
 
 
 def _hide_images(plain, image_store, hidden_id, ids):
-    """Embeddings of ids by layer, to which transformers shows images as `hidden_id`."""
+    """Per-layer embeddings (Gemma 4) of ids; ids of images get that of `hidden_id`, as upstream."""
     return plain(ids.masked_fill(ids >= image_store.first, hidden_id))
 
 
@@ -299,13 +299,13 @@ def with_tower(critic):
     forward = critic.trunk.get_input_embeddings().forward
     if isinstance(forward, partial):
         head = critic.head
-        del critic.head  # and make it the last module again: checkpoints number the parameters
+        del critic.head  # to add it again as the last module: checkpoints number the parameters
         critic.vision_model, critic.head = forward.args[-1], head
     return critic
 
 
 def images_of(trajectory):
-    """{"images": those of the messages' placeholders, as data URIs}; {} without any."""
+    """{"images": the images of the messages in order, as data URIs}; {} without any."""
     seen = [image_of(turn.observation) for turn in trajectory.turns]
     found = [data_uri(image) for image in seen if image is not None]
     return {"images": found} if found else {}

@@ -19,7 +19,7 @@ from minragen.trajectory import Sequence
 
 
 class WindowedFrame(ChatFrame):
-    """A ChatFrame whose prompts show the last `window` turns, including the next turn.
+    """A ChatFrame whose prompts show `window` turns at most, the one to be answered included.
 
     context: "limited" or "single_turn"; the rest as for ChatFrame
     """
@@ -37,9 +37,9 @@ class WindowedFrame(ChatFrame):
         return super().first_prompt_ids(system, observation)
 
     def append_next_prompt(self, trajectory, rules):
-        """Begin the row of the next turn. Returns False if its prompt leaves no room for a reply.
+        """Begin the row of the next turn. Returns False if its prompt leaves no token for a reply.
 
-        A prompt that leaves no room for a whole reply loses its oldest turns.
+        While a whole reply would not fit, the prompt leaves out its oldest turn.
         """
         for window in range(self.window, 0, -1):
             ids = self.prompt(trajectory, window)
@@ -50,7 +50,7 @@ class WindowedFrame(ChatFrame):
         return False
 
     def prompt(self, t, window):
-        """The ids of a prompt that shows the last `window` turns, including the next turn."""
+        """The ids of a prompt that shows at most `window` turns, that to be answered included."""
         earlier = range(max(0, len(t.turns) - window + 1), len(t.turns))
         shown = [t.turns[k].observation for k in earlier] + [t.observation]
         if self.context == "single_turn":

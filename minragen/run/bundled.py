@@ -8,14 +8,14 @@ so it first imitates demonstrations in the response format:
     reasoning   pretrained models: the environment's `thought`, a sentence that leads to the answer
                 tiny models: its `note`, true facts (FrozenLake: holes, player, goal, safe moves)
     answer      pretrained models: the solver's
-                tiny models: the solver's with the probability of its WarmUp (tiny.py); else each
+                tiny models: the solver's with probability WarmUp.expert (tiny.py); else each
                 action is the habit (FrozenLake: a safe move) with probability HABIT, or random
     observation, prediction (where the format has them)
                 a perfect description of the state before the answer and after it
 
-A pretrained model sees hundreds of demonstrations, and of noisy ones learns the noise; a tiny model
-sees a hundred thousand. The loss is on the replies only: on every token, a tiny model learns to
-predict observations, not to name positions. It sees only training instances.
+A pretrained model sees hundreds of demonstrations, and would learn the noise of noisy ones; a tiny
+model sees a hundred thousand. The loss is on the replies only: with a loss on all tokens a tiny
+model learns to predict observations, not to name positions. Only training instances are shown.
 
 The result is cached under a key of everything that shaped it; for the presets it is bundled.
 """
@@ -52,13 +52,13 @@ from minragen.trajectory import Reply, StopReason, Trajectory, make_batch
 TINY_MODELS = tuple(UNTRAINED)  # made for their environments
 BUNDLED = (*TINY_MODELS, "smollm2")
 ASSETS = Path(__file__).parent.parent / "assets"
-HABIT = 0.5  # probability that an action of another turn than the solver's is the habit
+HABIT = 0.5  # probability that an action is the habit, in turns that are not the solver's
 DEMONSTRATION_SEED = 2**40  # below the seeds that training uses
 VERSION = 1  # raise it when this file or tiny.py changes the resulting weights
 BATCH = {"tiny": 64, "pretrained": 16}  # demonstrations a step; half as many of long episodes
 LONG = 6  # turns beyond which an episode is long
 LEARNING_RATE = {"tiny": 3e-3, "pretrained": 3e-4}  # peak, after a tenth of the steps; then to 0
-LORA_LEARNING_RATE = 1e-3  # of adapters: SmolLM2 imitates as fast as with all weights at 1e-4
+LORA_LEARNING_RATE = 1e-3  # of adapters: as fast as 1e-4 for all weights (SmolLM2)
 WARMUP_TOKENS = 2400  # padded tokens in one forward pass
 
 
@@ -85,9 +85,9 @@ def resolve(name, groups_of, response_format="free_think", max_new_tokens=0, ste
             say=print, example=False, lora_rank=0):
     """The folder or Hugging Face id that a model's name stands for, after `steps` of warm-up.
 
-    groups_of: (split, number of groups) -> EnvGroups. `tiny` gets the words of their texts; the
+    groups_of: (split, number of groups) -> EnvGroups. `tiny`'s words are from their texts; the
         warm-up imitates their solvers.
-    lora_rank: a pretrained model's warm-up trains adapters alone; the folder's weights include them
+    lora_rank: a pretrained model's warm-up trains adapters alone; the folder has them merged
     raises: ValueError for an unknown name, or for an environment that cannot be imitated
     """
     if name not in TINY_MODELS and steps == 0:
@@ -107,7 +107,7 @@ def resolve(name, groups_of, response_format="free_think", max_new_tokens=0, ste
         key = warmup_key(policy, frame, groups, steps, lora_rank)
         stem = f"{asset_stem(name, groups)}-{key}"
     except NotImplementedError as problem:
-        raise ValueError(f"tiny needs random_answer() and the warm-up solve(), but: {problem} "
+        raise ValueError(f"tiny needs random_answer(), its warm-up needs solve(), but: {problem} "
                          f"Write them, or use a pretrained model with --warmup-steps 0.") from None
     folder, origin = cache_folder() / "models" / stem, "from the cache"
     if not folder.exists():
@@ -138,7 +138,7 @@ def source_of(name):
     if name == "smollm2" and not (source / "config.json").exists():
         raise ValueError("model 'smollm2' is not converted yet: run `make smollm2` once.")
     if not Path(source).is_dir() and "/" not in name:
-        raise ValueError(f"{nearest('model', name, list(BUNDLED))} Or a folder or Hugging Face id.")
+        raise ValueError(f"{nearest('model', name, list(BUNDLED))} Also a folder or an id.")
     return source
 
 
@@ -158,7 +158,7 @@ def save_folder(policy, folder):
 def warm_up(policy, frame, groups, steps, stop_after=None, lora_rank=0):
     """Imitate demonstrations for `steps` steps, in place and deterministically.
 
-    stop_after: stop after so many steps; the learning rates stay those of all
+    stop_after: stop after so many steps, on the learning-rate schedule of `steps`
     lora_rank: add adapters and train them alone
     returns: the loss of each step, in nats per reply token
     """
@@ -269,7 +269,7 @@ def warmup_key(policy, frame, groups, steps, lora_rank=0):
     first = [t.tokens for t in demonstrate(frame, groups, 0, DEMONSTRATOR[kind])] if steps else []
     if kind == "tiny":
         model = [(name, *p.shape) for name, p in policy.model.named_parameters()]
-    else:  # a folder's model may change; a sum of its floats would depend on the threads
+    else:  # a folder's model may change. CRC of bytes: a float sum varies with the threads
         model = [policy.model.config.to_json_string(use_diff=False), *(
             zlib.crc32(p.detach().cpu().contiguous().view(torch.uint8).numpy())
             for p in policy.model.parameters())]
@@ -287,7 +287,7 @@ def asset_stem(name, groups):
 
 
 def checksums(model):
-    """A number per weight tensor that changes with any entry: its product with a cosine."""
+    """Per weight tensor its dot product with cos(0), cos(1), ..., which any entry changes."""
     flat = [p.detach().cpu().double().flatten() for p in model.parameters()]
     return [float((w * torch.cos(torch.arange(len(w), dtype=torch.float64))).sum()) for w in flat]
 

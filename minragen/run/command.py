@@ -31,7 +31,7 @@ def train(argv):
     parser.add_argument("--nproc", default="1")
     asked, argv = parser.parse_known_args(argv)
     try:
-        if {"-h", "--help"} & {*argv}:  # which names the estimators of more/, too
+        if {"-h", "--help"} & {*argv}:  # importing it registers what --help lists of more/
             pkgutil.resolve_name("minragen.run.start")
         given = settings.parse(argv)
         resume, show = given.pop("resume"), given.pop("print_config")
@@ -60,7 +60,7 @@ def opening_line(config, resume, count=1):
 
 def processes(asked, config, alone=False):
     """How many processes to start. `auto` is one, but a new run of a bundled tiny model on a CPU
-    gets one for each core up to MOST_PROCESSES, unless `alone`, or CI says that tests run, too."""
+    gets one for each core up to MOST_PROCESSES, unless `alone`, or the variable CI is set."""
     if asked.isdecimal() and int(asked) > 0:
         return int(asked)
     if asked != "auto":
@@ -73,8 +73,8 @@ def processes(asked, config, alone=False):
 
 
 def launch(count, run):
-    """Call run() in `count` processes of this machine and wait for them, as torchrun does. Ends
-    with the status of the first one that fails; a process that a signal ended is named."""
+    """Call run() in `count` processes of this machine and wait for them, as torchrun does. If one
+    fails, ends with 130 (interrupted) or 1; a process that a signal ended is named."""
     from torch.multiprocessing import ProcessExitedException, start_processes
 
     with socket.socket() as free:
@@ -105,7 +105,7 @@ def launch(count, run):
 
 def process(rank, run):
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-    Console.take_over()  # a process that was not forked prints by itself
+    Console.take_over()  # a spawned process lacks the parent's Console
     run()
 
 

@@ -5,7 +5,7 @@ of every optimizer step. Trajectories and metrics are gathered on every process.
     torchrun --nproc-per-node=2 -m -- minragen.train --env bandit (docs/performance.md)
 
 All processes hold the whole model and, after each rollout, all trajectories. So filter,
-normalisation, advantages and metrics are computed as by one process, by all of them alike; only
+normalisation, advantages and metrics are computed by all alike, as one process would; only
 forward and backward passes are divided, and gradients are summed. Process 0 writes.
 
 Tests: `python -m pytest tests/test_distributed.py`.
@@ -55,8 +55,8 @@ def end():
 
 
 def fail(error):
-    """End this process with a sentence; the launcher ends the others, on other machines the next
-    exchange with this one."""
+    """End this process with a sentence. The launcher ends the others here; those on other machines
+    end at their next exchange with this one."""
     if world_size() == 1:  # before `begin` all have the same error, and process 0 prints it
         sys.exit(told(error) if rank() == 0 else 1)
     prefix = f"error in process {rank()}"
@@ -136,7 +136,7 @@ class Processes(World):
 
 @contextmanager
 def progress_bar(title, total=None):
-    """A context whose value is called with the number of things done since before, by default one.
+    """A context manager. Call its value with the number of things done since the last call [1].
 
     Process 0 has a bar on stderr. Where that is no terminal, it is drawn once in SELDOM seconds.
     """

@@ -31,7 +31,7 @@ from minragen.support.options import parse_options
 
 SERVER_PAUSES = (5, 10, 20, 40, 80, 160)  # seconds between tries to reach a tool's server
 LARGEST = 1e15  # largest accepted reward or metric of a step; its square fits float32
-# Names of a run's own metrics (docs/metrics.md), which no environment and no metric of one has.
+# Names kept for a run's own metrics (docs/metrics.md): no environment or metric of one has them.
 RUN_METRICS = """val test first_turn trajectory gradient step pass@G episode_return reward_std
     groups_kept groups_zero_std rollouts turns response_tokens reply_tokens context_full env_errors
     entropy overlong_penalty grounding worldmodeling env_return policy_loss clip_fraction
@@ -42,9 +42,8 @@ RUN_METRICS = """val test first_turn trajectory gradient step pass@G episode_ret
 
 def env_groups(config, split, num_groups=None, group_size=1, spec="", share=slice(None),
                paid=False):
-    """The run's EnvGroups: one group an environment, or `num_groups` split evenly or by `spec`.
-
-    paid: whether it pays as in training: for descriptions of the state, or for success alone
+    """The run's EnvGroups: one group an environment, or `num_groups` split evenly, or as `spec`
+    (a mixture, as in --env) says. paid: with training's rewards (--description-reward, --reward)
     """
     names = env_names(config)
     budgets = {n: getattr(config, n) for n in BUDGETS if getattr(config, n)}
@@ -68,8 +67,8 @@ def paid_for_success(turn, env, reply):
 
 
 def collect(policy, frame, groups, first_seed, rules, progress=lambda tokens: None):
-    """`rollout.collect`, or fast/scheduler.py's where rows would wait for each other: for slow
-    environments, or, with more episodes than `max_rows`, for the longest before the next begin."""
+    """`rollout.collect`, or fast/scheduler.py's where rows would idle: environments are slow, or
+    with more than `max_rows` episodes the next can begin before all of the first have ended."""
     waits = (rules.feed_share < 1 or len(groups) > rules.max_rows
              or any(env.parallel for env in groups.envs))
     play = pkgutil.resolve_name("minragen.fast.scheduler:collect") if waits else rollout.collect
@@ -96,7 +95,7 @@ def check_environments(config):
                 raise ValueError(f"echo_coef predicts text, and {name} shows images.")
             if not getattr(shown, "state", ""):
                 raise ValueError(f"{option}: {name} shows no state as text. Choose a view with "
-                                 f"text; its own reset() and step() must set self.state.")
+                                 f"text; your class must set self.state in reset() and step().")
     if config.description_reward:
         if not description_parts(config.response_format):
             fitting = " or ".join(f for f in FORMATS if description_parts(f))
@@ -124,9 +123,9 @@ class PatientGroups(EnvGroups):
     """EnvGroups that steps `parallel` environments in threads, if `threads` is True, and returns a
     Failure for each reset or step that raised. The next reset builds such an environment anew.
 
-    A reset or step that hangs raises TimeoutError after STEP_TIME_LIMIT. All threads share one
-    limit: STEP_TIME_LIMIT times the threads per core, rounded up. If a tool's server is gone, the
-    rows that need it try again after growing pauses, and all wait.
+    A reset or step that hangs is a Failure after STEP_TIME_LIMIT; in threads after STEP_TIME_LIMIT
+    * ceil(threads / cores), for all alike. If a tool's server is gone, the rows that need it try
+    again after growing pauses, and all wait.
 
     raises: ServerGone, from `reset`, `step` and `receive`, if a tool's server did not come back
     """
@@ -202,8 +201,8 @@ class PatientGroups(EnvGroups):
         return [results[row] for row in rows]
 
     def attempt(self, row, function, *arguments):
-        """function(*arguments), or a Failure, which ends the row's episode and not the run. What an
-        extension raises in a panic is no Exception. Ctrl-C reaches only the main thread."""
+        """function(*arguments), or a Failure, which ends the row's episode and not the run. (Any
+        BaseException: a Rust panic is no Exception.) Ctrl-C reaches only the main thread."""
         try:
             return function(*arguments)
         except BaseException as error:
@@ -225,8 +224,8 @@ def number(x):
 
 @functools.lru_cache(2**12)
 def metric_name(name):
-    """What an environment, or its metric, is called in a run's metrics: another name, which is
-    printed, if it is one of RUN_METRICS or has a character that no metric's name may have."""
+    """The name of an environment or its metric in a run's metrics: its own, or, with a warning,
+    another if that is one of RUN_METRICS or has a character that no metric's name may have."""
     name = str.__str__(name)
     if name.partition("/")[0] not in RUN_METRICS and re.fullmatch(r"[\w ./:@%+-]{1,99}", name):
         return name
@@ -296,7 +295,7 @@ class _Calls:
         return results
 
     def patiently(self, sent, results):
-        """The results of all that was sent, {row: function}: the given ones, and those to come."""
+        """{row: result} of all rows in sent, {row: function}: those given, and those to come."""
         pauses, results = iter(SERVER_PAUSES), results | self.take(len(self.running))
         while gone := [row for row in sent if isinstance(results[row], ServerGone)]:
             if (pause := next(pauses, None)) is None:

@@ -43,7 +43,7 @@ def load_policy(source, device="cpu", stored_dtype=False, name="", sees=lambda: 
             package = type(config) in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
             loader = (transformers.AutoModelForImageTextToText if package else
                       transformers.AutoModelForCausalLM)
-            model, loading = loader.from_pretrained(  # NOTE: see models.load_policy
+            model, loading = loader.from_pretrained(  # NOTE: dtype as in models.load_policy
                 source, config=config, dtype=dtype, output_loading_info=True,
                 ignore_mismatched_sizes=True, **NO_CODE)
             tokenizer = transformers.AutoTokenizer.from_pretrained(source, **NO_CODE)
@@ -57,12 +57,12 @@ def load_policy(source, device="cpu", stored_dtype=False, name="", sees=lambda: 
         raise ValueError(f"cannot load model {name!r}: {said} Give a bundled model (tiny, "
                          f"tiny-vlm, smollm2), a local folder or a Hugging Face id.") from None
     if refused:
-        raise RuntimeError(f"model {name!r} {refused}. docs/models.md lists others.")
+        raise RuntimeError(f"model {name!r} {refused}. docs/models.md lists what works.")
     wrong = [f"{len(keys)} {kind}, e.g. {min(map(str, keys))}" for kind in (
         "missing", "unexpected", "mismatched") if (keys := loading[f"{kind}_keys"])]
     if wrong:  # what is missing would stay random
         raise ValueError(f"the weights of model {name!r} do not fit its config.json: "
-                         f"{'; '.join(wrong)}. Take the config.json and names that belong to them.")
+                         f"{'; '.join(wrong)}. Take a config.json that belongs to them.")
     spelt = tokenizer.decode(tokenizer("a", add_special_tokens=False)["input_ids"])
     if spelt.strip().lower() != "a":  # without files transformers makes one that has no words
         raise ValueError(f"the tokenizer of model {name!r} reads 'a' as {spelt!r}: its files are "

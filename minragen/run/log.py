@@ -1,7 +1,7 @@
 """What a run prints and writes while it trains: metrics, some episodes, checkpoints, errors.
 
-Whatever fails or ends the run, what is done is kept: a step that a server leaves is saved, and a
-checkpoint is never ahead of the lines.
+Whatever ends the run, finished steps are kept: if a tool's server is gone a checkpoint is saved,
+and no checkpoint is ahead of metrics.jsonl.
 
 Tests: `python -m pytest tests/test_runs.py tests/test_train.py`.
 """
@@ -24,7 +24,7 @@ from minragen.look import diagnostics
 from minragen.look.faults import fault_of, first_line
 from minragen.run import distributed, runs
 
-SAMPLE = 4  # episodes of a split that a step writes to trajectories.jsonl; and failed ones
+SAMPLE = 4  # episodes of a split that a step writes to trajectories.jsonl; as many failed
 ENDED = "the run ended"  # in errors.txt
 # Metrics that differ between equal runs, also as ENV/waited or first_turn/seconds.
 TIMES = {"seconds", "rollout_seconds", "tokens_per_second", "rollout_idle", "waited", "elapsed"}
@@ -94,8 +94,8 @@ class Log(train.Callbacks):
         return self.learner.world.gather(reason or "")[0]  # process 0 alone has the history
 
     def write(self, metrics):
-        """Append the metrics to metrics.jsonl, rounded; print the console line and warnings. Those
-        of a validation that a stop had left out become part of their step's line."""
+        """Append rounded metrics to metrics.jsonl; print the console line and warnings. A resumed
+        run may owe its last step a validation, whose metrics join that step's line."""
         if not self.writes:
             return
         before = self.history[-1]["step"] if self.history else None
@@ -134,7 +134,7 @@ class Log(train.Callbacks):
             file.write(json_lines(rows))
 
     def keep(self, fault, when):
-        """Append a traceback to errors.txt, of each line of code the first and what ends the run.
+        """Append a traceback to errors.txt: the first of a line of code, and what ended the run.
         Returns the file's path, None if it could not be written."""
         path = self.folder / "errors.txt"
         try:
@@ -195,8 +195,8 @@ def without_times(metrics):
 
 @contextlib.contextmanager
 def stop_requests():
-    """A list that fills at SIGTERM or Ctrl-C, so that the step can be finished and saved. Another
-    one after a second ends the process: whoever started several repeats a Ctrl-C at once."""
+    """A list that fills at SIGTERM or Ctrl-C, so that the step can be finished and saved. One more
+    ends the process if over a second later (sooner it is the same Ctrl-C from the launcher)."""
     requests = []
 
     def note(number, _):
@@ -204,7 +204,7 @@ def stop_requests():
         if requests[-1] > requests[0] + 1:
             raise KeyboardInterrupt
         if distributed.rank() == 0 and len(requests) == 1:
-            tqdm.write("stopping  after this step; once more: at once, at the last checkpoint")
+            tqdm.write("stopping  after this step; once more: now, back at the last checkpoint")
 
     with contextlib.ExitStack() as before:  # puts the handlers back
         for number in (signal.SIGINT, signal.SIGTERM):

@@ -51,7 +51,7 @@ def subjects(args):
         model = args.model or args.api_model or choose_model("", args.device)[0]
         found = [(short(args.api_model or model), from_options(dict(
             env=env, model=model, layer=tuple(args.layer),
-            env_arg=tuple(  # those of other environments are not its own
+            env_arg=tuple(  # without ENV.name=value of others
                 o for o in args.env_arg if o.partition("=")[0].rpartition(".")[0] in ("", env)))),
             "") for env in args.env.split(",")]
     found = [(name, dataclasses.replace(config, **changes), run) for name, config, run in found]
@@ -65,7 +65,7 @@ def subjects(args):
 def measure(name, config, run, args, greedy=True):
     """Evaluate one subject and print its tables. Returns (name, Config, tables, trajectories).
 
-    greedy: whether a model that is here plays greedily, too, which takes twice as long
+    greedy: whether a local model (no --api) plays greedily, too, which takes twice as long
     """
     if args.api:
         from minragen.more.api import Server  # which needs a package of its own

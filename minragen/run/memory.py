@@ -1,9 +1,9 @@
 """How much memory training needs: a forecast from the sizes of the model and the run.
 
 What a run always holds adds up; rollout and update follow each other, so only the larger counts.
-Every conversation is supposed to fill `max_context`. Only the tensors of one process are counted:
-not Python, not libraries, not what an allocator keeps for later; and of a model that sees, not the
-images and what the vision tower computes. Activations are those of fast/llama.py; other decoders
+Every conversation is assumed to fill `max_context`. Only the tensors of one process are counted:
+not Python, not libraries, not what an allocator keeps for later; of a vision-language model not
+the images and what the tower computes. Activations are those of fast/llama.py; other decoders
 pad, and keep some results more than once.
 
 Tests: `python -m pytest tests/long/test_memory.py`, which measures the peaks.
@@ -76,13 +76,13 @@ def phases(learner, config, frozen=False):
     n = _sizes(learner.policy, config, learner.world.size)
     rollout = _rollout(n, config)
     stay = learner.policy.regather is not regather and may_stay(
-        learner.policy.device, rollout["KV slots"])  # of fast/sampling.py, beside those of prompts
+        learner.policy.device, rollout["KV slots"])  # which fast/sampling.py keeps
     return {"always": {"weights": sum(p.nbytes for p in parameters),
                        "masters": sum(4 * p.numel() for p in trained if p.itemsize < 4),
                        "Adam": sum(8 * p.numel() for p in trained),
                        "older weights": config.stale and (config.stale + 1) * sum(
                            p.nbytes for p in trained),
-                       "KV slots that stay": stay and rollout["KV slots"]},
+                       "KV slots kept": stay and rollout["KV slots"]},
             "rollout": rollout, "update": _update(n, config, trained)}
 
 
@@ -105,8 +105,8 @@ def _sizes(policy, config, processes):
         from minragen.more.hybrid import sizes
 
         keyed, states = sizes(policy)
-    chunk, copies = LOGIT_BUDGET, (1, 1)  # of a bfloat16 output layer in float32, per phase
-    if policy.token_logprobs:  # fast/head.py: two in an update, its gradient and a chunk's part
+    chunk, copies = LOGIT_BUDGET, (1, 1)  # float32 copies of the output layer: rollout, update
+    if policy.token_logprobs:  # fast/head.py: in an update its gradient and a chunk's share
         from minragen.fast.head import LOGITS as chunk
 
         copies = 0, 2
@@ -123,8 +123,8 @@ def _sizes(policy, config, processes):
 
 
 def _rollout(n, config):
-    """Slots; and beside them the pass over prompts or observations, the logits with their
-    cumulative sums (20 bytes each), or the copies of a layer's slots when rows are gathered."""
+    """Slots, and the largest of: a pass over prompts or observations; the logits and their
+    cumulative sums (20 bytes each); the copies of a layer's slots when rows are gathered."""
     # A turn has room for all its tokens before its length is known.
     room = rounded_up(n.context + config.max_new_tokens, 64)
     slots = n.slots * (room * n.keyed * n.keys * n.width + n.states)
@@ -137,9 +137,9 @@ def _rollout(n, config):
 def _update(n, config, trained):
     """Gradients of all models, and one micro-batch of one model."""
     # Of a token and layer autograd keeps: norms in float32, their results, the input and the output
-    # of attention, queries twice, keys and values of the parts, and four results of the MLP.
+    # of attention, queries twice, keys and values, and four results of the MLP.
     layer = 16 * n.hidden + n.width * (2 * n.hidden + 3 * n.queries + n.keys + 4 * n.inner)
-    kept = (n.tokens * (n.layers - 1) + n.in_loss) * layer  # the last layer has few queries
+    kept = (n.tokens * (n.layers - 1) + n.in_loss) * layer  # the last one: tokens in the loss
     # Five copies of a chunk, for logprob and entropy; and the output layer in float32.
     logits = 20 * min(n.in_loss * n.vocab, n.chunk) + n.heads[1]
     if config.activation_checkpointing:  # a layer is computed again when the logits are gone

@@ -1,4 +1,4 @@
-"""The proof at start-up: cached turns, and the learner, give the logprobs of a full pass.
+"""The check at start-up that cached turns, and the learner, give a full pass's logprobs.
 
 It compares with transformers' own forward pass of the same weights, so an architecture that the KV
 slots, the masks or fast/ compute wrongly is refused before it trains on wrong numbers.
@@ -30,7 +30,7 @@ PROOF_TOKENS = 48  # per row of the proof, in addition to any window
 PROOF_BUDGET = {"cpu": 2**33, "mps": 2**36}
 TOLERANCE = 1e-4  # nats, in float32; in the policy's own dtype:
 ROUNDED_TOLERANCE = 0.3
-LARGEST = 10  # times the tolerance of the mean: what no single gap may exceed
+LARGEST = 10  # no single gap may exceed this many times the mean's tolerance
 
 
 def prove(policy, max_context):
@@ -65,10 +65,10 @@ def prove(policy, max_context):
                                f"{reason}") from error
         if not (gap <= tolerance and largest <= LARGEST * tolerance):  # nan too
             raise RuntimeError(f"model {name!r} differs between cached turns and a full pass by "
-                               f"{gap:.2g} nats in {dtype}, at most by {largest:.2g}; allowed are "
-                               f"{tolerance} and {LARGEST * tolerance:g}. Its attention, its "
-                               f"states or its output layer does something that we do not. "
-                               f"docs/models.md lists others.")
+                               f"{gap:.2g} nats in {dtype} on average, {largest:.2g} at most; "
+                               f"allowed are {tolerance} and {LARGEST * tolerance:g}. Its "
+                               f"attention, states or output layer do something that we do not. "
+                               f"docs/models.md lists what works.")
     policy.begin_rollout()
     rest = f"; its window of {window} was not reached" if length <= window < max_context else ""
     return f"cached turns of {length} tokens equal a full pass, gap {gap:.0e} nats{rest}"
@@ -85,19 +85,19 @@ def in_float32(policy):
 
 @torch.no_grad()
 def _gaps(policy, length):
-    """The larger mean and the largest of the absolute differences in nats: cached turns in three
-    rows, and the learner, against full passes of transformers' model."""
+    """(mean, maximum) of |logprob - that of a full pass of transformers' model|, in nats: of cached
+    turns in three rows and of the learner the larger one."""
     model = policy.model
     slots, lengths, gaps = KVSlots(model, 3, length), torch.zeros(3, dtype=torch.int64), []
     tokens = torch.randint(model.config.get_text_config().vocab_size, (3, length),
                            generator=torch.Generator().manual_seed(0))
-    tokens[1, :length // 2] = tokens[0, :length // 2]  # a beginning to share
+    tokens[1, :length // 2] = tokens[0, :length // 2]  # a prefix to share
     pieces = torch.tensor([[length - 14, length - 18, length - 22], [1, 1, 1], [1, 0, 1],
                            [4, 9, 2], [1, 1, 1], [0, 1, 1]])
     for mark in ("image_token_id", "video_token_id", "audio_token_id"):
-        tokens[tokens == (getattr(model.config, mark, None) or -1)] = 0  # without an image
+        tokens[tokens == (getattr(model.config, mark, None) or -1)] = 0  # no images
     if image_store := policy.image_store:
-        _show(image_store, tokens, pieces)
+        _insert_images(image_store, tokens, pieces)
     full = model(tokens.to(slots.device), use_cache=False).logits.float().log_softmax(dim=-1)
     largest = 0.0
     for turn, counts in enumerate(pieces):
@@ -119,7 +119,7 @@ def _gaps(policy, length):
     return max(sum(gaps) / len(gaps), float(learner.mean())), max(largest, float(learner.max()))
 
 
-def _show(image_store, tokens, pieces):
+def _insert_images(image_store, tokens, pieces):
     """Insert an image into the first piece of each row, and another into the fourth."""
     first, other = (torch.tensor(image_store.proof_ids(seed)) for seed in range(2))
     pieces[0] -= len(other)

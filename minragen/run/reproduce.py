@@ -26,7 +26,7 @@ def main(argv):
     lines, new = ([*map(log.without_times, runs.read_lines(runs.RUNS / run / "metrics.jsonl")[0])]
                   for run in (name, again))
     difference = first_difference(lines, new)
-    print(difference + (". This was one process; several round differently." if difference else
+    print(difference + (". This was one process; with several, rounding differs." if difference else
                         f"{name} is reproduced: its {len(lines)} lines are equal but for times"))
     sys.exit(1 if difference else 0)
 
@@ -40,7 +40,7 @@ def first_difference(lines, again):
             return f"line {number} is missing in the new run"
         new = again[number - 1]
         for key in known & (line.keys() | new.keys()):
-            # A run that was given more steps has validated at its first end, too.
+            # A run resumed with more --steps also validated at its earlier last step.
             if line.get(key) != new.get(key) and (key in new or not key.startswith("val/")):
                 return (f"line {number} (step {line['step']}) differs in {key}: "
                         f"{line.get(key)}, now {new.get(key)}")

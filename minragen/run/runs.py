@@ -5,8 +5,8 @@
               trajectories.jsonl   a few episodes of every step: chat messages, sampled tokens
               checkpoint/          a plain Hugging Face folder plus trainer state
               checkpoint.old/      the one before; checkpoint.best/: the best in validation
-              reference.pt         the model before RL, if LoRA or a KL needs it, or the teacher
-              teacher.pt           the teacher, if LoRA needs reference.pt
+              reference.pt         the model before RL, for LoRA or a KL; without LoRA the teacher
+              teacher.pt           the teacher, with LoRA
               report.html          all of this on one page (look/report.py)
               errors.txt           tracebacks, if an environment or the run failed
 
@@ -97,7 +97,7 @@ def save_checkpoint(folder, learner, best=False):
     if not current.exists() and (new / "manifest.json").exists():
         new.rename(current)
     shutil.rmtree(new, ignore_errors=True)
-    new.mkdir()  # not its parents: a run whose folder is gone must not begin another
+    new.mkdir()  # without parents: a run's folder that was deleted is not made again
     try:
         write_files(new, learner)
         if current.exists():
@@ -180,7 +180,7 @@ def find_checkpoint(folder, say=print, only=""):
     refuse_links(folder)
     for path in (p for p in paths if (p / "manifest.json").exists() and p.name.endswith(only)):
         if problem := damage(path):
-            problems.append(f"{problem} has changed")
+            problems.append(f"{problem} is missing or has changed")
             continue
         if problems or not only and path in paths[2:]:
             why = problems[0] if problems else f"there is no whole {paths[0]}"
@@ -192,7 +192,7 @@ def find_checkpoint(folder, say=print, only=""):
     if problems:
         raise ValueError(f"checkpoint is damaged: {problems[0]}. Restore the file. {advice}")
     if not (folder / "config.json").exists():
-        load_config(folder.name)  # names the runs that there are
+        load_config(folder.name)  # raises, with the names of all runs
     kind = f"{only} checkpoint".strip()
     raise ValueError(f"{folder} has no {kind}: its weights are not here. {advice}")
 
@@ -223,7 +223,7 @@ def frozen(learner):
 
 
 def load_trainer_state(checkpoint, learner):
-    """Fill in all of a Learner but the policy's weights, which are already loaded."""
+    """Fill in a Learner: all but the policy's weights (LoRA's adapters, too), which are loaded."""
     load = functools.partial(torch.load, weights_only=True)  # nothing in a file is executed
     state = load(checkpoint / "trainer.pt", learner.policy.device)
     for name in state.keys() & COUNTERS:  # older checkpoints have fewer
@@ -264,14 +264,14 @@ def resumed_config(given):
 
 
 def lines_until(step, path):
-    """The lines of a file of `step` and before; never those of the final test."""
+    """A file's lines up to `step`, without those of the final test."""
     return [line for line in read_lines(path)[0] if line["step"] <= step and not (
         line.get("split") == "test" or any(name.startswith("test/") for name in line))]
 
 
 def read_lines(path, needed=()):
-    """The JSON objects in a file with a step and the keys `needed`; and how many lines are none:
-    a kill may have cut one off, or another process may be writing it. No file has no lines."""
+    """A file's JSON objects with a step and the keys `needed`, and the number of other lines: a
+    kill may have cut one off, or it is being written. A missing file counts as empty."""
     texts = path.read_text("utf-8", "replace").splitlines() if path.is_file() else []
     lines = []
     for text in texts:
@@ -302,7 +302,7 @@ def check_files(config):
 
 def load_config(run):
     """The Config of runs/RUN, with the name that the folder has now. Raises ValueError also for a
-    folder that another has made so that we write elsewhere, or import what is in it."""
+    folder that somebody made so that we would write elsewhere, or import its code."""
     folder = RUNS / run
     if not (RUN_NAME.fullmatch(run) and (folder / "config.json").exists()):
         known = sorted(p.parent.name for p in RUNS.glob("*/config.json"))
@@ -316,7 +316,7 @@ def load_config(run):
 
 
 def refuse_links(folder):
-    """Raise ValueError for what would be written elsewhere, or never ends when it is read."""
+    """Raise ValueError for links (writes would go elsewhere), pipes and devices (reads hang)."""
     for path in (folder, *folder.rglob("*")):
         try:
             found = path.lstat()
@@ -327,7 +327,7 @@ def refuse_links(folder):
                              f"Replace it by what it points to.")
         linked = path.name in ("lock", "errors.txt") and found.st_nlink > 1
         if linked or not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
-            raise ValueError(f"{path} is {'a hard link' if linked else 'no file'}. Remove it.")
+            raise ValueError(f"{path} is {'hard-linked' if linked else 'no file'}. Remove it.")
 
 
 def read_config(folder):
@@ -337,7 +337,7 @@ def read_config(folder):
         stored = json.loads((folder / "config.json").read_text("utf-8")[:2**16])  # none is longer
         if not (isinstance(stored, dict) and isinstance(stored.pop("data_files", {}), dict)):
             raise TypeError("expected an object of options")
-        if not stored.get("kl_coef"):  # no effect, and it used to be k3
+        if not stored.get("kl_coef"):  # without a KL it has no effect; its default was k3
             stored["kl_estimator"] = Config.kl_estimator
         if lost := lost_options(stored):
             warn_once(f"warning   {folder}/config.json has options that this version lacks, which "
@@ -358,7 +358,7 @@ def read_config(folder):
 
 def lost_options(stored):
     """{name: value} of the options in a config.json that were on and that this version lacks. Off
-    are 0, false or nothing, and of those in removed.toml the values listed there, or all."""
+    is 0, false or empty; of those in removed.toml the values listed there, or any if none is."""
     return {name: value for name, value in stored.items() if name not in KNOWN and (
         value not in (REMOVED[name][0] or [value]) if name in REMOVED else value)}
 
@@ -368,16 +368,16 @@ def refuse_lost_options(run):
     or be repeated."""
     stored = json.loads((RUNS / run / "config.json").read_text("utf-8"))
     for name, value in lost_options(stored).items():
-        now = f"; now {REMOVED[name][1]}" if name in REMOVED else ""
+        now = f"; instead: {REMOVED[name][1]}" if name in REMOVED else ""
         raise ValueError(f"run {run!r} had {name}={value!r:.200}, which this version lacks{now}. "
-                         f"Go on at its commit: {commit_of(RUNS / run) or 'not known'}.")
+                         f"Its commit can continue it: {commit_of(RUNS / run) or 'not known'}.")
 
 
 # ---- How a file is written -----------------------------------------------------------------------
 @contextlib.contextmanager
 def writing(path):
-    """A file of a run is written within this: that the disk is full, read-only, gone or bad is an
-    OSError of one sentence."""
+    """While a file of a run is written: make any OSError (a disk that is full, read-only or gone)
+    one of one sentence."""
     try:
         yield
     except OSError as problem:
@@ -386,7 +386,7 @@ def writing(path):
 
 def write_whole(path, text):
     """Write beside and rename, so that a kill leaves the old file or the new one."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")  # a watcher may write the same file
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")  # another process may write it, too
     with writing(path):
         try:
             part.write_text(text, encoding="utf-8", errors="replace")
@@ -407,7 +407,7 @@ def save_policy(policy, folder):
 
 
 def flush(path):
-    """Have the disk hold a file, or the names in a folder: a power cut cannot take them back."""
+    """fsync a file, or a folder's entries, so that a power cut cannot undo the write."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

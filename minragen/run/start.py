@@ -8,21 +8,21 @@ Most of the reading list runs as one reads it. These functions have others in th
     read here               runs there               when                       proved by (tests/)
     rollout.collect         fast/scheduler.py        rows would wait            test_rows.py
     cache.last_hidden       fast/llama.py            Llama's family             test_attention.py
-                            fast/graphs.py           the same, on CUDA          test_rows.py
-    rollout.sample_replies  fast/sampling.py         the same, on CUDA          test_rows.py
+                            fast/graphs.py           Llama's, on CUDA           test_rows.py
+    rollout.sample_replies  fast/sampling.py         Llama's, on CUDA           test_rows.py
     cache.regather          fast/sampling.py         where flash.py runs        test_rows.py
     cache.hidden_before,    fast/prefix_tree.py      Llama's family, without    test_attention.py
     cache.micro_batches                              another --attention
-    a decoder's layers      torch.compile            the same, on CUDA if 100   test_attention.py
-                                                     steps, or --compile on
-    attention with masks    fast/flash.py            the same, in bfloat16 on   test_attention.py
+    a decoder's layers      torch.compile            Llama's: --compile on, or  test_attention.py
+                                                     100 or more steps on CUDA
+    attention with masks    fast/flash.py            Llama's, in bfloat16 on    test_attention.py
                                                      CUDA
     models.output_layer,    fast/head.py             bfloat16 on CUDA           test_attention.py
     models.token_logprobs
     EnvGroups: one by one   run/groups.py: threads   environments that wait     test_envs.py
     train.World: alone      run/distributed.py       --nproc, torchrun          test_distributed.py
 
-    cache.last_hidden       more/hybrid.py           layers with states          test_hybrid.py
+    cache.last_hidden       more/hybrid.py           linear attention, Mamba     test_hybrid.py
     models.load_policy      run/load.py              always: it refuses models  test_models.py
     EnvGroups: may raise    run/groups.py            always: episodes may fail  test_envs.py
     train.Callbacks         run/log.py               always: it keeps files     test_runs.py
@@ -66,7 +66,7 @@ from minragen.train import TRAIN_SEED, Learner, rules_of, train
 
 
 def further(module, name, *given):
-    """Call a row of more/estimators.py or more/filters.py, which is imported for it."""
+    """Call an entry of ROWS in more/estimators.py or more/filters.py, imported only when used."""
     return pkgutil.resolve_name(f"minragen.more.{module}:ROWS")[name](*given)
 
 
@@ -109,8 +109,8 @@ def start(config, resume=False, say=print):
 
 
 def build_groups(config):
-    """{split: EnvGroups} of this process's share, each built once: of P groups of G to train on
-    and of val_size single episodes.
+    """{split: EnvGroups} of this process's share, built once: for train P groups of G episodes,
+    for val and test val_size groups of one.
 
     Episodes are dealt out one by one, so that all processes play equally hard instances.
     """
@@ -126,7 +126,7 @@ def build_groups(config):
 
 def load(config, checkpoint="", say=print):
     """The policy of a checkpoint, or the one that a run of this Config begins with, and its
-    ChatFrame, which proves that appending equals rendering."""
+    ChatFrame, which checks that turns appended one by one equal the whole chat rendered."""
     device = bundled.choose_model(config.model, config.device)[1]
     source = checkpoint or bundled.resolve(
         config.model, partial(env_groups, config), config.response_format, config.max_new_tokens,
@@ -140,14 +140,14 @@ def load(config, checkpoint="", say=print):
 
 
 def policy_of(config, *given):
-    """`load_policy`, with the decoder and the attention of a Config."""
+    """`load_policy`, then the decoder and attention of fast/, unless `--plain`."""
     policy = load_policy(*given)
     return policy if config.plain else faster(
         policy, config.attention, config.max_context + config.max_new_tokens)
 
 
 def frame_of(config, policy, model_eos=None):
-    """How a Config's conversations are held. Proves that appending equals rendering."""
+    """A Config's ChatFrame. It checks that appended turns equal the whole chat rendered."""
     kind = ChatFrame
     if config.echo_coef:
         from minragen.more.echo import EchoFrame as kind
@@ -169,13 +169,13 @@ def build_learner(config, groups, checkpoint_of=None, say=print):
     with distributed.main_process_first():  # the warm-up fills the cache
         policy, frame = load(config, checkpoint, say)
     if config.tis_cap and not config.stale and policy.model.dtype == torch.float32:
-        raise ValueError("tis_cap: it has no effect here. In float32 a sampler without --stale "
-                         "samples as the learner computes, so all weights are 1.")
+        raise ValueError("tis_cap: it has no effect here. In float32 without --stale, sampler and "
+                         "learner have the same logprobs, so all importance weights are 1.")
     if config.lora_rank:
         from minragen.more.lora import add_adapters
 
         add_adapters(policy, config.lora_rank, config.seed)
-    firsts = {split: held.reset(TRAIN_SEED if split == "train" else 0)  # of each row
+    firsts = {split: held.reset(TRAIN_SEED if split == "train" else 0)  # observations
               for split, held in groups.items()}
     if policy.image_store:
         policy.image_store.expect(firsts["train"])
@@ -227,13 +227,13 @@ def teacher_of(config, policy):
 
 def check_first_prompts(config, frame, groups, firsts):
     """Raise ValueError for a context that a first prompt already fills; RuntimeError for an
-    environment that does not begin."""
+    environment whose reset fails."""
     for split, held in groups.items():
         for row, observation in enumerate(firsts[split]):
             if (t := first_prompt(frame, held, row, observation, rules_of(config))).error:
                 cause = Failure(t.error)
                 cause.fault = t.fault
-                raise RuntimeError(f"{t.env} does not begin: {t.error}") from cause
+                raise RuntimeError(f"{t.env} cannot be reset: {t.error}") from cause
 
 
 def last_line(log, ended):
@@ -301,14 +301,14 @@ def asked_for(argv):
 
 
 def explained(config, given):
-    """All settings as text: what differs from the base and where from, then the rest."""
+    """All settings as text: what differs from the defaults, and what set it; then the rest."""
     sources = settings.sources_of(config.env, config.algo, config.model, config.response_format)
     if description_parts(config.response_format):
         sources[f"env {config.env} and format {config.response_format}"] = settings.EXTRA_PER_PART
     sources["you"] = given
-    own = f"env {config.env} and model {short(config.model)}"  # also for a resumed run
-    lines = [f"{own}, algo {config.algo}: what differs from the base"]
-    rest = ["", "the rest is the base"]
+    own = f"env {config.env} and model {short(config.model)}"  # and of a resumed run
+    lines = [f"{own}, algo {config.algo}: what differs from the defaults"]
+    rest = ["", "the rest are the defaults"]
     for f in (f for f in fields(config) if f.name not in ("env", "algo", "model")):
         value = getattr(config, f.name)
         line = f"{f.name.replace('_', '-'):22} {value!r:14}"
@@ -316,5 +316,5 @@ def explained(config, given):
         if value == f.default:
             rest.append(line.rstrip())
         else:
-            lines.append(f"{line} base {f.default!r:14} through {through[-1]}")
+            lines.append(f"{line} default {f.default!r:14} set by {through[-1]}")
     return "\n".join(lines + rest)

@@ -1,5 +1,5 @@
-"""The tiny models, untrained: `tiny`, and `tiny-vlm`, which sees images; and WARM_UPS: what is
-particular to an environment in their words and in their demonstrations.
+"""The tiny models, untrained: `tiny`, and `tiny-vlm`, which sees images; and WARM_UPS: for each
+environment the texts of their vocabulary, and how demonstrations are made.
 
 Reading order: `tiny_policy`, `tiny_vlm`, `tiny_tokenizer`, `WARM_UPS`.
 
@@ -25,7 +25,7 @@ LEAN_WORDS = Path(__file__).parent.parent / "data" / "lean_words.txt"  # of goal
 EXPERT = 0.3  # probability that a turn is the solver's; raised where that gave too few successes
 TAGS = ("think", "answer")  # in every vocabulary; VAGEN's other tags only where they are used
 TEXT_SEEDS = 64  # instances of each split that give the tokenizer its words
-MOST_TURNS = 20  # of an episode that does so
+MOST_TURNS = 20  # of an episode that is played for its words
 CHAT_TEMPLATE = ("{% for m in messages %}"
                  "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
                  "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
@@ -100,7 +100,7 @@ def tiny_tokenizer(envs, response_format="free_think"):
     tag = rf"</?(?:{'|'.join(tagged)})>"
     pattern = (rf"{tag}| ?\(\d+, \d+(?:, \d+)?\)| ?[A-Za-z]+| ?\d+"
                rf"| ?(?:(?!{tag})[^\sA-Za-z\d])+|\n| |\s")
-    texts = [text.encode(errors="replace").decode()  # as Template.plain
+    texts = [text.encode(errors="replace").decode()  # lone surrogates become "?"
              for text in _training_texts(envs, response_format)]
     pieces = sorted(set().union(*(re.findall(pattern, text) for text in texts)) - set(tags))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -147,16 +147,16 @@ def episode(env, seed, solved=False):
 
 # ---- What is particular to an environment --------------------------------------------------------
 class WarmUp(NamedTuple):
-    """How a class of environments is demonstrated, and which texts have its words."""
+    """How an environment is demonstrated, and which texts give the tokenizer its words."""
 
     habit: Callable = lambda env: ""  # the action that the noisy demonstrator prefers; "": none
     expert: float = EXPERT  # probability that a turn is the solver's
-    distinct: int | None = None  # steps whose demonstrations are then repeated
+    distinct: int | None = None  # steps of new demonstrations, then repeated; None: all
     texts: tuple = (episode,)  # functions of an environment and a seed
 
 
 def _metamathqa_texts(env, seed):
-    """Every template, with its distractor, and every number where they are limited."""
+    """A template with its distractors, by seed, and every number that a problem may have."""
     if not env.records:
         yield "".join(f" {n}" for n in range(env.unwrapped.options["largest"] + 1))
         template = env.templates[seed % len(env.templates)]
@@ -191,12 +191,12 @@ WARM_UPS = {
     # Every target, product and sum, also those that no seed happens to show.
     "Countdown": WarmUp(texts=(episode, lambda env, seed: (
         f" {n}" for n in range(env.TARGETS.stop + 1)))),
-    # A simpler program than the solver's. DeepCoder and Lean are too slow to play for their words.
+    # A simpler program than the solver's. DeepCoder and Lean are too slow to play for words.
     "DeepCoder": WarmUp(lambda env: env.problem.name and (
         f"def {env.problem.name}({env.problem.arguments}): return {env.problem.simpler[0]}"),
         texts=(_deepcoder_texts,)),
     "FrozenLake": WarmUp(lambda env: env.safe_moves()[0]),
-    # Lean takes 25 ms for a tactic that it has not seen.
+    # 200 steps of new demonstrations: Lean takes 25 ms for a tactic that it has not seen.
     "Lean": WarmUp(lambda env: "intro h", 0.4, 200, (_lean_texts,)),
     # The first number of the question.
     "MetaMathQA": WarmUp(lambda env: (re.findall(r"\d+", env.problem.question) or [""])[0], 0.4,

@@ -35,7 +35,7 @@ CONTRADICTIONS = (
      "tis_cap weights by probabilities before truncation: expected no top_k and no top_p."),
     (lambda c: c.reward == "success" and (c.description_reward
                                           or "random_reward" in " ".join(c.layer)),
-     "reward success pays for nothing else: expected no description_reward and no layer "
+     "--reward success pays for nothing else: expected no description_reward and no layer "
      "random_reward."),
     (lambda c: c.echo_coef and c.context != "full",
      "echo_coef needs the reply before an observation in the same row: got context {context}, "
@@ -58,8 +58,8 @@ NEEDS = {
               "advantages gae, bi_level_gae or a REINFORCE"),
     "gamma_turn": (lambda c: c.advantages in ("gigpo", "bi_level_gae", "turn_gae")
                    or c.context != "full" and c.credit == "turn",
-                   "advantages gigpo, bi_level_gae or turn_gae, or credit turn and rows of one "
-                   "turn"),
+                   "advantages gigpo, bi_level_gae or turn_gae, or credit turn and context "
+                   "limited"),
     "lam": _CRITIC, "critic_lr": _CRITIC,
     "window": (lambda c: c.context != "full", "context limited or single_turn"),
     "kl_estimator": (lambda c: c.kl_coef > 0, "a kl_coef"),

@@ -18,7 +18,7 @@ def data_table(name):
 
 
 NOT_OF_ALGO = {"env", "run", "seed", "algo", "model", "response_format"}
-REMOVED = data_table("removed")  # {option: [[values that did nothing], what to do now]}
+REMOVED = data_table("removed")  # {removed option: [[values that did nothing], what to do now]}
 
 
 def nearest(kind, name, known):
@@ -37,7 +37,7 @@ def short(value):
 
 
 def unknown_option(name, known):
-    """The sentence for an unknown option: what to do without one that ended, or the nearest one."""
+    """The sentence for an unknown option: what replaces a removed one, or the nearest name."""
     if said := REMOVED.get(name.lstrip("-").replace("-", "_")):
         return f"unknown option {name!r}: commit 5892899 has it; now {said[1]}."
     return nearest("option", name, known) + " See --help."

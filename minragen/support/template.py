@@ -115,7 +115,7 @@ def texts_around(render):
 
     render: messages of system, user, assistant, user, ... -> text that asks for the next reply
     asked, shown: between a user's message and the reply, while it is asked for and once it is
-        finished; they may differ by what one of them has at its end, and in a thought
+        finished; one may only extend the other, or they differ after `<think>`
     raises: ValueError unless the same texts stand around the messages of every turn
 
     >>> def render(texts):
@@ -170,8 +170,8 @@ def control_tokens(tokenizer):
 
 
 def check_pieces(frame):
-    """Raise ValueError unless two turns that a ChatFrame encodes one after the other are the text
-    that they are when encoded at once."""
+    """Raise ValueError unless two turns that a ChatFrame encodes one after the other decode to the
+    same text as when encoded at once."""
     tokenizer, t = frame.tokenizer, frame.template
     pieces = frame.first_prompt_ids("rules", "state 1") + frame.next_prompt_ids(None, "state 2")
     at_once = tokenizer(

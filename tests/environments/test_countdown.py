@@ -97,7 +97,7 @@ class TestTasks:
         path = written(tmp_path, ([2, 3, 7], 42))
         for options, reason in (
                 ({"operators": "*", "largest": 1000}, "none of 100 draws is a task of Countdown"),
-                ({"data": path, "count": 4}, "has no row of 4 numbers"),
+                ({"data": path, "count": 4}, "has no task of 4 numbers"),
                 ({"data": path, "operators": "+-"}, "none of 10 draws is a task of Countdown")):
             with pytest.raises(ValueError, match=reason):
                 Countdown(**options).reset(seed=0)
