@@ -77,9 +77,9 @@ class TestPresets:
 
     def test_the_source_of_every_difference_is_printed(self, capsys):
         main(["--env", "sokoban", "--lr", "0.5", "--model", "smollm2", "--print-config"])
-        above, below = capsys.readouterr().out.split("the rest is the base")
+        above, below = capsys.readouterr().out.split("the rest are the defaults")
         assert "set by you" in next(x for x in above.splitlines() if x.startswith("lr "))
-        assert "base 64 " in (rows := next(x for x in above.splitlines() if "mini-batch" in x))
+        assert "default 64 " in (rows := next(x for x in above.splitlines() if "mini-batch" in x))
         assert rows.endswith("set by model smollm2") and "\ngamma " in below
         assert "val-every" in below
 
@@ -172,7 +172,7 @@ class TestBadInput:
             (["--env", "frozenlake,bandit", "--val-size", "1"], "and at least one each"),
             (["--temperature", "0"], "temperature: got 0.0, expected at least 0.0001"),
             (["--temperature", "nan"], "temperature: got nan, expected a finite number"),
-            (["--steps", "2000000"], "got 64000000, expected at most 16777216, the instances"),
+            (["--steps", "2000000"], "got 64000000, expected at most 16777216: a seed has"),
             (["--dual-clip", "0.5"], "dual_clip: got 0.5, expected more than 1"),
             (["--filter-value", "0.005"], "filter top_p: got a value of 0.005"),
             (["--top-p", "2"], "top_p: got 2.0, expected at most 1."),
@@ -228,8 +228,8 @@ class TestBadInput:
         (".", Path.symlink_to, "is a symbolic link"), ("lock", Path.symlink_to, "a symbolic link"),
         ("figures", Path.symlink_to, "a symbolic link"),
         ("figures/success.png", Path.symlink_to, "a symbolic link"),
-        ("lock", Path.hardlink_to, "lock is a hard link"),
-        ("errors.txt", Path.hardlink_to, "errors.txt is a hard link"),
+        ("lock", Path.hardlink_to, "lock is hard-linked"),
+        ("errors.txt", Path.hardlink_to, "errors.txt is hard-linked"),
         ("trajectories.jsonl", lambda path, _: os.mkfifo(path), "trajectories.jsonl is no file")])
     def test_a_run_with_links_or_pipes_is_refused_untouched(self, runs, tmp_path, name, make, said):
         """What a link leads to would be overwritten; a pipe would be read for ever."""

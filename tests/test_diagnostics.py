@@ -237,7 +237,7 @@ def given(run):
 
 class TestWarnings:
     @pytest.mark.parametrize("metric, warns, silent, words", [
-        ("reward_std", 0.59, 0.61, "do the same"), ("entropy", 1.51, 1.49, "incoherent"),
+        ("reward_std", 0.59, 0.61, "earn alike"), ("entropy", 1.51, 1.49, "incoherent"),
         (VARIED, 3.1, 2.9, "varies more and helps no more")])
     def test_each_is_given_once_when_its_threshold_is_passed(self, metric, warns, silent, words):
         (found, (sentence,)), = given(history(**{metric: {30: warns}, "success": {9: 0.9}})).items()

@@ -201,7 +201,7 @@ def measured(name):
         policy = family(name)
         prove(policy, CONTEXT)
     except (ValueError, RuntimeError) as error:  # how large a gap is depends on the processor
-        return re.sub(r"by [\d.e+-]+( nats|;)", r"by N\1", str(error))
+        return re.sub(r"[\d.e+-]+( nats| at most)", r"N\1", str(error))
     frame, rules = copy.copy(tiny()[1]), Rules(2.0, max_new_tokens=20, max_context=CONTEXT)
     frame.end_ids = set(range(0, len(frame.tokenizer), 8))  # replies of many lengths
     groups = EnvGroups("frozenlake", 3, 4, options={"view": "coord"})

@@ -268,7 +268,7 @@ class TestResume:
             capsys.readouterr()
             run(f"--run {name} --resume --steps 5")
             printed, a, b = capsys.readouterr().out, runs / "a", runs / name
-            assert f"trainer.pt has changed: going on from {whole} of step {step}\n" in printed
+            assert f"or has changed: going on from {whole} of step {step}\n" in printed
             assert f"resumed   after step {step}" in printed
             assert metrics(a) == metrics(b)
             for file in ("trajectories.jsonl", "reference.pt", "checkpoint/model.safetensors",
@@ -442,8 +442,8 @@ class TestReproduce:
         changed = [*lines[:2], lines[2] | {"entropy": 9.0}, lines[3] | {"test/success": 9.0}]
         (begun / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in changed))
         assert reproduced() == (1, f"line 3 (step 2) differs in entropy: 9.0, now "
-                                   f"{lines[2]['entropy']}. This was one process; several "
-                                   f"round differently.")
+                                   f"{lines[2]['entropy']}. This was one process; with "
+                                   f"several, rounding differs.")
         with pytest.raises(SystemExit, match="error: unknown run 'b'"):
             main(["reproduce", "b"])
 

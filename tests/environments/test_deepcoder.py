@@ -278,7 +278,7 @@ class TestRecords:
     def test_a_bad_record_is_named_with_what_was_expected(self, tmp_path):
         for record, sentence in [
                 ({}, "it has no question"), ({"question": "x"}, "no tests"), (3, "iterable"),
-                ({"test_list": 3}, "iterable"), (CALL | {"function": "a b"}, "function 'a b'"),
+                ({"test_list": 3}, "iterable"), (CALL | {"function": "a b"}, "name 'a b'"),
                 (CALL | {"tests": [{"input": 3, "output": 6}]}, "an input is no list of arguments"),
                 (STDIN | {"tests": [{"input": "3", "output": 6}]}, "a test is no text")]:
             with pytest.raises(ValueError, match="record 2 of .* Expected a question") as caught:

@@ -162,7 +162,7 @@ class TestPages:
         assert (info["score"], info["r_option"]) == (3 / 4, 0)
 
     def test_a_budget_without_a_purchase_is_refused_with_the_actions_that_are_needed(self):
-        with pytest.raises(ValueError, match="no goal .*max_actions=2.*: a purchase needs 3 act"):
+        with pytest.raises(ValueError, match="no goal .*max_actions=2.*: a purchase takes 3 act"):
             make(NAME, budget=Budget(4, 1, 2))
         env = make(NAME, budget=Budget(3, 1, 3))
         env._within_reach = lambda: False
