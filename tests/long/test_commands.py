@@ -120,7 +120,8 @@ class TestCommands:
             *script])], tmp_path)
         found = [["make", *words.splitlines()] for words in said.split("\n\n")[:-1]]
         *_, report, measured = found
-        assert len(found) == 8 and report[2] == measured[2] and "lr1e-3-s2" in report[2].split()
+        assert len(found) == 14 and report[2] == measured[2]
+        assert "rloo-lr1e-3-s2" in report[2].split()
         for words in found:
             run_here(shortened(shlex.join(words)), checkout, monkeypatch, capfd)
         assert (checkout / "runs/report.html").exists()
