@@ -22,7 +22,7 @@ class Sokoban(Board):
     Solver: A* over player and boxes, optimal in the number of actions.
 
     Options: `rows`, `cols`, `boxes`; `walls`, the probability that an inner cell is a wall;
-    reverse play makes at most `pulls` times `boxes` pulls; `view`, `symbols` and `tile` as in
+    reverse play makes at most `boxes` x `pulls` pulls; `view`, `symbols` and `tile` as in
     FrozenLake.
     """
 
