@@ -405,7 +405,7 @@ def mutants_result():
     return (f"The stored run, `lab/results/mutants.json`, is of the trees {trees}.\n"
             f"{tried - len(reasons)} of {tried} mutants were killed, in {sample['minutes']} "
             f"minutes on two cores. Of the others {same} change no\nbehaviour; for the other "
-            f"{len(reasons) - same} a test was written afterwards. The file names both.")
+            f"{len(reasons) - same} there is a test. The file names both.")
 
 
 # page -> {name of a block in it: function that makes its text}

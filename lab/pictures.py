@@ -203,7 +203,9 @@ def _replies(axis):
         axis.text(left, SHOWN, title, fontsize=12, fontweight="bold", color=colour, va="bottom")
         for row, messages in enumerate([*at.values()][:SHOWN]):
             _, question, reply = (m["content"] for m in messages[when])
-            axis.text(0, SHOWN - 0.45 - row, textwrap.fill(question, 30), fontsize=11, va="center")
+            if when == 0:
+                axis.text(0, SHOWN - 0.45 - row, textwrap.fill(question, 30), fontsize=11,
+                          va="center")
             axis.text(left, SHOWN - 0.45 - row, family="monospace", fontsize=11, va="center",
                       s=(prefix + reply).replace("><", ">\n<").replace("> ", ">"))
 

@@ -13,6 +13,7 @@ from conftest import message, parsed
 from lab import archive
 from minragen import config as settings
 from minragen import eval as evaluation
+from minragen import starpo
 from minragen.__main__ import main as command
 from minragen.config import PRESETS, ROOM, Config, preset
 from minragen.envs import REGISTRY
@@ -23,7 +24,7 @@ from minragen.train import main
 
 pytestmark = pytest.mark.usefixtures("runs")
 
-OWN = {"advantages": "rloo"}  # an algorithm as a user may have it
+OWN = {"advantages": "own"}  # an algorithm as a user may have it
 
 
 class TestOptions:
@@ -41,7 +42,8 @@ class TestOptions:
         assert settings.summary(parsed(*options)) == f"{start}unchanged"
         assert settings.summary(parsed(*options, "--lr", "0.5")) == f"{start}with lr=0.5"
 
-    def test_an_option_that_would_change_nothing_is_refused_with_what_it_needs(self):
+    def test_an_option_that_would_change_nothing_is_refused_with_what_it_needs(self, monkeypatch):
+        monkeypatch.setitem(starpo.ESTIMATORS, "own", ("group", lambda batch, config: None))
         for argv, needed in (
                 (["--kl-estimator", "k3"], "It needs a kl_coef"),
                 (["--gamma", "0.9"], "It needs advantages gae, bi_level_gae or a REINFORCE"),
@@ -52,8 +54,9 @@ class TestOptions:
                 (["--filter", "none", "--filter-value", "0.5"], "It needs a filter")):
             said = message("--env", "bandit", *argv)
             assert "but it has no effect here. " in said and needed in said, argv
-        own = parsed("--algo", "test_config:OWN", "--gamma-turn", "0.8", "--norm-by-std", "false")
-        assert own.gamma_turn == 0.8  # a user's own estimator may read it
+        asked = ["--algo", "test_config:OWN", "--gamma-turn", "0.8", "--norm-by-std", "false"]
+        assert parsed(*asked).gamma_turn == 0.8  # a user's own estimator may read it
+        assert "no effect" in message(*asked, "--advantages", "rloo")
         assert "did you mean 'bandit'" in message("--env", "bandi", "--print-config")
         longest = parsed("--env", "bandit,frozenlake", "--context", "limited", "--window", "5")
         check_environments(longest)  # 5 turns has the mixture's longest episode

@@ -286,7 +286,8 @@ class TestCommand:
         assert loaded == [best]
         (best / "trainer.pt").write_bytes(b"")
         asked = ["--run", "a", "--checkpoint", "best"]
-        refused((asked, "or has changed. Restore the file. Leave out --checkpoint"))
+        refused((asked, "best/trainer.pt is missing or has changed. Restore the file. Leave "
+                        "out --checkpoint"))
         shutil.rmtree(best)
         refused((asked, "a has no best checkpoint: its weights are not here. Leave out --check"),
                 (["--env", "bandit", "--checkpoint", "best"], "--checkpoint needs --run"))

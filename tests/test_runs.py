@@ -268,7 +268,8 @@ class TestResume:
             capsys.readouterr()
             run(f"--run {name} --resume --steps 5")
             printed, a, b = capsys.readouterr().out, runs / "a", runs / name
-            assert f"or has changed: going on from {whole} of step {step}\n" in printed
+            assert (f"trainer.pt is missing or has changed: going on from {whole} of step {step}\n"
+                    in printed)
             assert f"resumed   after step {step}" in printed
             assert metrics(a) == metrics(b)
             for file in ("trajectories.jsonl", "reference.pt", "checkpoint/model.safetensors",

@@ -187,6 +187,6 @@ class TestModule:
                 ("got a value of nan, expected more than 0", starpo.filter_groups, x, nan, "min_p"),
                 ("got shapes (1, 2), (2,) and (1, 2), ", starpo.masked_gae, mask.float(), x, mask),
                 ("(1, 2), expected three equal ones", starpo.masked_gae, x, x, mask),
-                ("a return is not 0 or 1", estimators.maxrl_advantages, x / 2, x.long())]:
+                ("is not 0 or 1. Episodes must", estimators.maxrl_advantages, x / 2, x.long())]:
             with pytest.raises(ValueError, match=re.escape(said)):
                 function(*arguments)

@@ -107,7 +107,7 @@ class Board(TextEnv):
 def read_tiles(drawing, size):
     """The tiles of a drawing: (n, size, size, 3) uint8.
 
-    drawing: eight lines of n words; word i of line j is row j of tile i, a letter per pixel
+    drawing: eight lines of n words; word i of line j: row j of tile i, a letter of COLOURS a pixel
     size: at least 8, so that every letter is visible
     """
     tiles = np.array([[[COLOURS[letter] for letter in word] for word in line.split()]

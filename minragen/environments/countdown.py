@@ -15,7 +15,7 @@ class Countdown(TextEnv):
     """Make an expression that has a target as its value and uses each given number once.
 
     Observation: the numbers in ascending order and the target; after a wrong attempt its value.
-    Actions: `expr` or `expr = value`, with + - * /, brackets and whole numbers; no unary minus.
+    Actions: `expr` or `expr = value`, with + - * /, brackets and whole numbers; no unary signs.
     Reward: 1 for the target (any `= value` must be right), 0.1 if only the numbers are
         right, minus what earlier attempts (with `--max-turns`) earned. Anything else is invalid.
     Ends when: the target is reached, or the only turn is over; more turns are more attempts.
@@ -234,5 +234,5 @@ def read_tasks(path):
 def task_of(record):
     numbers, target = tuple(sorted(map(index, record["nums"]))), index(record["target"])
     if not all(0 < n < 10**6 for n in (*numbers, target)):
-        raise ValueError(f"nums {list(numbers)} and target {target} are not below {10**6:,}")
+        raise ValueError(f"nums {list(numbers)}, target {target} are not from 1 to {10**6 - 1:,}")
     return numbers, target

@@ -51,8 +51,8 @@ def fitted(text, most, space):
 
 
 def read_each(path, build, refusal, useless="of no use"):
-    """The build(record) of a file's records that are not None. The number of others is printed, and
-    the reason `useless`. Raises ValueError for a record that `build` cannot read, with the
+    """build(record) of each record of a file, without those that are None: their number is printed,
+    with the reason `useless`. Raises ValueError for a record that `build` cannot read, with the
     text `refusal`, which may name {path}, {number} and {problem}."""
     built = []
     for number, record in enumerate(watched(read_records(path), desc=f"reading {path}"), 1):

@@ -37,7 +37,7 @@ class Layer(gymnasium.Wrapper):
         super().__init__(env)
         if type(env.unwrapped).step is not TextEnv.step:
             raise ValueError(f"no layer fits around {type(env.unwrapped).__name__}: it writes its "
-                             f"own step(). Give a server's layer to minragen serve.")
+                             f"own step(). For a server: minragen serve --layer.")
         self.options = check_options(type(self).__name__, self.defaults, options, self.ranges)
         env.unwrapped.outermost_layer = self
 

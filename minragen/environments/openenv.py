@@ -66,7 +66,7 @@ class OpenEnv(envs.TextEnv):
         self._loop, self._client = event_loop(), core.GenericEnvClient(
             self.url, message_timeout_s=limits.STEP_TIME_LIMIT,
             max_message_size_mb=MAX_REPLY / 2**20)
-        close = self._client.close  # collected: its session ends, without waiting
+        close = self._client.close  # when self is collected, without waiting
         weakref.finalize(self, self._loop.call_soon_threadsafe,
                          lambda: asyncio.ensure_future(close())).atexit = False
 

@@ -177,7 +177,7 @@ class SearchQA(TextEnv):
             f"finish[ {self.question.answers[0]} ]"]
 
     def random_answer(self, rng):
-        """Three times in four a search, mostly for a title in sight (`data`: any query)."""
+        """Three times in four a search, mostly for a title in sight; else a word in sight."""
         sight = " ".join([self.question.text, *(self.screen or [])])
         if rng.random() >= 0.75:
             words = re.findall(r"[A-Za-z]+", sight)

@@ -288,7 +288,7 @@ class WebShop(TextEnv):
     def _looks(self, product):
         """A verdict by title and price; ignores goal words that the right product's title lacks."""
         title, right = (p.title[:SHOWN].lower() for p in (product, self.goal.product))
-        signs = set(words_of(right))  # its words for the kind, or all
+        signs = set(words_of(right))  # words of its kind, or all
         signs = signs & set(words_of(self.goal.product.query)) or signs
         named = all(a.lower() in title for a in self.goal.attributes if a.lower() in right)
         if not named or not signs <= set(words_of(title)):

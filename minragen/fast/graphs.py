@@ -31,7 +31,7 @@ STEPS = WeakKeyDictionary()
 
 @torch.no_grad()
 def last_hidden(model, slots, tokens, counts, first_row=0):
-    """`llama.last_hidden`; with one id a row a replayed graph: its next replay overwrites this."""
+    """`llama.last_hidden`, for one id a row by a graph, whose next replay overwrites the result."""
     n, q = tokens.shape
     if q > 1 or first_row or slots.device.type not in DEVICES or synchronizes(model):
         return llama.last_hidden(model, slots, tokens, counts, first_row)

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from minragen import starpo
 
-LOGITS = 2**26  # of a chunk: with fewer, adding up the weight's gradient takes longer than it
+LOGITS = 2**26  # of a chunk: with fewer, adding up the weight's gradient outlasts computing it
 
 
 def fits(model):

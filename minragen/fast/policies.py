@@ -37,7 +37,7 @@ def faster(policy, attention="", room=0):
                              token_logprobs=head.token_logprobs)
         if ours and not graphs.synchronizes(policy.model):
             policy = replace(policy, sample_replies=sampling.sample_replies)
-            if room and llama.kernels(policy.model.base_model):  # masks would be so wide
+            if room and llama.kernels(policy.model.base_model):  # masks would span it
                 policy = replace(policy, regather=partial(sampling.regather, room, []))
     ragged = attention.startswith("flash_attention")
     if ragged and policy.model.dtype == torch.float32:
@@ -70,7 +70,7 @@ def compile_layers(policy, wish, steps, least=100):
     if not ours:
         raise ValueError(f"compile: {policy.name!r} is not of Llama's family, or has LoRA.")
     torch._dynamo.config.recompile_limit = 64  # sampling, learning, one token, a critic, ...
-    torch._functorch.config.donated_buffer = False  # gradients_every runs two backward passes
+    torch._functorch.config.donated_buffer = False  # gradients_every: several backwards
     halves = [torch.compile(half, dynamic=True)
               for half in (llama.before_attention, llama.after_attention)]
     for layer in decoder.layers:

@@ -9,7 +9,7 @@ dropped, and its slot forgets the keys (AHEAD = 4, X stops a reply):
     row 1   a X . .                it swapped places with row 2 after the first four
     row 2   a b c d   e f g h
 
-A row's random numbers depend on its positions alone, so the replies are those of rollout.py. Where
+A row's random numbers belong to its trajectory and positions, so replies are rollout.py's. Where
 flash.py runs, `regather` moves rows within their buffers, which the next rollout reuses: graphs.py
 repeats kernels on fixed addresses, so what it captured once serves all that follow.
 

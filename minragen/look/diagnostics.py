@@ -302,7 +302,7 @@ def regime(first, now):
         high H(Z|X) diverse       template collapse: wording varies, the prompt is ignored
         low H(Z|X)  compressed    low-entropy collapse: one text for every prompt
     low H: conditional_entropy_per_token below LOW_ENTROPY of its first value, or below NO_ENTROPY
-    whatever the first was (`tiny`'s is, half of it noise). low I: mi below LOW_MI of its
+    (where `tiny` begins; half of so little is noise). low I: mi below LOW_MI of its
     first value, or retrieval less than CHANCE_ERRORS standard errors above chance. RAGEN-2 names
     the four and gives no thresholds.
 

@@ -74,7 +74,7 @@ def failure_of(error):
 
 
 def words(error):
-    """`ValueError: zzz`, even if its __str__ raises; of a ServerGone the text alone."""
+    """`ValueError: zzz`, or that its text cannot be read; of a ServerGone the text alone."""
     try:
         name, said = f"{type(error).__name__}", str.__str__(str(error))
     except BaseException:  # whatever its __str__ raises

@@ -16,7 +16,7 @@ from minragen import starpo
 def top_p_softmax(ranked, value):
     """The fewest groups that hold this share of softmax(stds), the rule of RAGEN V2's main table.
 
-    Stds below 0.5 have almost equal shares, so about this share of the groups is kept; at 1 all.
+    Stds below 0.5 have similar shares, so about this share of the groups is kept; at 1 all.
     """
     starpo.check_share("top_p_softmax", value)
     mass = ranked.softmax(0)

@@ -81,9 +81,8 @@ def sizes(policy):
 
 
 def pieces(counts):
-    """Divide rows of counts[i] ids into passes without padding: first as many ids as the shortest
-    row has; then, of what is left, as many as the shortest, or the largest power of two that fits
-    the longest, whichever is more.
+    """Divide rows of counts[i] ids into passes without padding: first the shortest row's count of
+    all; then the shortest count left, or the largest power of two in the longest, if that is more.
 
     yields: (rows, where the piece begins in each, its size)
 

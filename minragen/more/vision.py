@@ -211,7 +211,7 @@ def _embed(plain, image_store, vision_model, ids, layers=None):
     each image once, with gradients where they are wanted.
 
     plain: the embedding layer's own forward      vision_model: without its output layer
-    layers: a list that gets the tower's DeepStack features, one tensor for each decoder layer
+    layers: a list that gets the tower's DeepStack features, for the first decoder layers
     """
     seen = ids >= image_store.first
     embedded = plain(ids.masked_fill(seen, image_store.image_id))
@@ -277,7 +277,7 @@ def _place_in_grids(image_store, deep, decoder, args, options):
 def _show_whole_images(image_store, decoder, args, options):
     """Before a pass over ids: let each token of an image also see the tokens of it that follow.
 
-    A rollout's pass with images gets this mask for its causal one; the learner's has none yet.
+    A rollout's pass with images gets it in place of its causal mask; the learner's has none yet.
     """
     ids, slots = options.get("input_ids"), options.get("past_key_values")
     if ids is not None and (slots is None or (ids >= image_store.first).any()):

@@ -138,7 +138,7 @@ def source_of(name):
     if name == "smollm2" and not (source / "config.json").exists():
         raise ValueError("model 'smollm2' is not converted yet: run `make smollm2` once.")
     if not Path(source).is_dir() and "/" not in name:
-        raise ValueError(f"{nearest('model', name, list(BUNDLED))} Also a folder or an id.")
+        raise ValueError(f"{nearest('model', name, list(BUNDLED))} Or a folder or Hugging Face id.")
     return source
 
 

@@ -136,7 +136,7 @@ class Processes(World):
 
 @contextmanager
 def progress_bar(title, total=None):
-    """A context manager. Call its value with the number of things done since the last call [1].
+    """A context manager. Call its value with the number of things done since, by default 1.
 
     Process 0 has a bar on stderr. Where that is no terminal, it is drawn once in SELDOM seconds.
     """

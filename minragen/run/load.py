@@ -62,7 +62,7 @@ def load_policy(source, device="cpu", stored_dtype=False, name="", sees=lambda: 
         "missing", "unexpected", "mismatched") if (keys := loading[f"{kind}_keys"])]
     if wrong:  # what is missing would stay random
         raise ValueError(f"the weights of model {name!r} do not fit its config.json: "
-                         f"{'; '.join(wrong)}. Take a config.json that belongs to them.")
+                         f"{'; '.join(wrong)}. Take the config.json and names of one model.")
     spelt = tokenizer.decode(tokenizer("a", add_special_tokens=False)["input_ids"])
     if spelt.strip().lower() != "a":  # without files transformers makes one that has no words
         raise ValueError(f"the tokenizer of model {name!r} reads 'a' as {spelt!r}: its files are "

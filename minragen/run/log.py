@@ -134,7 +134,7 @@ class Log(train.Callbacks):
             file.write(json_lines(rows))
 
     def keep(self, fault, when):
-        """Append a traceback to errors.txt: the first of a line of code, and what ended the run.
+        """Append a traceback to errors.txt: the first of each line of code, and what ended the run.
         Returns the file's path, None if it could not be written."""
         path = self.folder / "errors.txt"
         try:
@@ -204,7 +204,7 @@ def stop_requests():
         if requests[-1] > requests[0] + 1:
             raise KeyboardInterrupt
         if distributed.rank() == 0 and len(requests) == 1:
-            tqdm.write("stopping  after this step; once more: now, back at the last checkpoint")
+            tqdm.write("stopping  after this step; once more: at once, unsaved")
 
     with contextlib.ExitStack() as before:  # puts the handlers back
         for number in (signal.SIGINT, signal.SIGTERM):

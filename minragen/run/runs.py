@@ -223,7 +223,7 @@ def frozen(learner):
 
 
 def load_trainer_state(checkpoint, learner):
-    """Fill in a Learner: all but the policy's weights (LoRA's adapters, too), which are loaded."""
+    """Fill in a Learner: LoRA's adapters, and all but the policy's weights, which are loaded."""
     load = functools.partial(torch.load, weights_only=True)  # nothing in a file is executed
     state = load(checkpoint / "trainer.pt", learner.policy.device)
     for name in state.keys() & COUNTERS:  # older checkpoints have fewer
@@ -376,8 +376,8 @@ def refuse_lost_options(run):
 # ---- How a file is written -----------------------------------------------------------------------
 @contextlib.contextmanager
 def writing(path):
-    """While a file of a run is written: make any OSError (a disk that is full, read-only or gone)
-    one of one sentence."""
+    """While a file of a run is written: turn any OSError (a disk that is full, read-only or gone)
+    into one sentence."""
     try:
         yield
     except OSError as problem:

@@ -22,7 +22,7 @@ Most of the reading list runs as one reads it. These functions have others in th
     EnvGroups: one by one   run/groups.py: threads   environments that wait     test_envs.py
     train.World: alone      run/distributed.py       --nproc, torchrun          test_distributed.py
 
-    cache.last_hidden       more/hybrid.py           linear attention, Mamba     test_hybrid.py
+    cache.last_hidden       more/hybrid.py           layers with states          test_hybrid.py
     models.load_policy      run/load.py              always: it refuses models  test_models.py
     EnvGroups: may raise    run/groups.py            always: episodes may fail  test_envs.py
     train.Callbacks         run/log.py               always: it keeps files     test_runs.py

@@ -156,7 +156,7 @@ class WarmUp(NamedTuple):
 
 
 def _metamathqa_texts(env, seed):
-    """A template with its distractors, by seed, and every number that a problem may have."""
+    """A template with its distractors, by seed, and every number up to `largest`."""
     if not env.records:
         yield "".join(f" {n}" for n in range(env.unwrapped.options["largest"] + 1))
         template = env.templates[seed % len(env.templates)]

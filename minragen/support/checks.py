@@ -58,8 +58,8 @@ NEEDS = {
               "advantages gae, bi_level_gae or a REINFORCE"),
     "gamma_turn": (lambda c: c.advantages in ("gigpo", "bi_level_gae", "turn_gae")
                    or c.context != "full" and c.credit == "turn",
-                   "advantages gigpo, bi_level_gae or turn_gae, or credit turn and context "
-                   "limited"),
+                   "advantages gigpo, bi_level_gae or turn_gae, or credit turn and a "
+                   "context other than full"),
     "lam": _CRITIC, "critic_lr": _CRITIC,
     "window": (lambda c: c.context != "full", "context limited or single_turn"),
     "kl_estimator": (lambda c: c.kl_coef > 0, "a kl_coef"),
@@ -69,15 +69,17 @@ NEEDS = {
 
 def check_together(config, base):
     """Refuse options that contradict each other, or that have no effect although they differ from
-    the Config `base`; a user's own estimator may read what others ignore. Raises ValueError."""
+    the Config `base`. Raises ValueError."""
     import torch
 
     from minragen import starpo
 
+    estimate = starpo.ESTIMATORS[config.advantages][1]  # a user's own may read what others ignore
+    own = not getattr(estimate, "func", estimate).__module__.startswith("minragen.")
     for name, (has_effect, needed) in NEEDS.items():
         value, usual = getattr(config, name), (getattr(base, name), getattr(type(config), name))
-        own = ":" in config.algo and name in ("norm_by_std", "gamma", "gamma_turn", "lam")
-        if value not in usual and not has_effect(config) and not own:
+        read = own and name in ("norm_by_std", "gamma", "gamma_turn", "lam")
+        if value not in usual and not has_effect(config) and not read:
             raise ValueError(f"{name}: got {value}, but it has no effect here. It needs {needed}.")
     for refused, sentence in CONTRADICTIONS:
         if refused(config):
