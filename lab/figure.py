@@ -404,8 +404,8 @@ def mutants_result():
     trees = " and ".join(f"`{name}/` {tree[:12]}" for name, tree in sample["trees"].items())
     return (f"The stored run, `lab/results/mutants.json`, is of the trees {trees}.\n"
             f"{tried - len(reasons)} of {tried} mutants were killed, in {sample['minutes']} "
-            f"minutes on two cores. Of the others {same} change no\nbehaviour; for the other "
-            f"{len(reasons) - same} there is a test. The file names both.")
+            f"minutes on two cores. Of the others {same} change no\nbehaviour; the other "
+            f"{len(reasons) - same} have got a test. The file lists them.")
 
 
 # page -> {name of a block in it: function that makes its text}
