@@ -243,7 +243,7 @@ class TestRetriever:
     def test_trouble_is_tried_three_times_and_a_refusal_or_nonsense_once(self, monkeypatch):
         pauses, results = [], [{"content": str(i)} for i in range(9)]
         monkeypatch.setattr(time, "sleep", pauses.append)
-        status = {code: HTTPError(NOBODY, code, "", {}, None) for code in (499, 500)}
+        status = {code: HTTPError(NOBODY, code, "", {}, io.BytesIO()) for code in (499, 500)}
         reply = io.BytesIO(json.dumps({"results": results}).encode())
         assert search(status[500], OSError(), reply) == (results[:2], 3) and pauses == [0.1, 0.2]
         for complaint, tries, *replies in (
@@ -260,10 +260,10 @@ class TestRetriever:
     def test_a_busy_server_is_asked_again_after_the_time_that_it_names(self, monkeypatch):
         pauses, reply = [], io.BytesIO(b'{"results": []}')
         monkeypatch.setattr(time, "sleep", pauses.append)
-        busy = [HTTPError(NOBODY, code, "", headers, None)
+        busy = [HTTPError(NOBODY, code, "", headers, io.BytesIO())
                 for code, headers in ((429, {"Retry-After": "3"}), (408, {}))]
         assert search(*busy, reply) == ([], 3) and pauses == [3, 0.2]
-        later = HTTPError(NOBODY, 429, "", {"Retry-After": "59"}, None)
+        later = HTTPError(NOBODY, 429, "", {"Retry-After": "59"}, io.BytesIO())
         error, asked = search(later)  # it does not fit into the time
         assert isinstance(error, ServerGone) and asked == 1 and len(pauses) == 2
 
