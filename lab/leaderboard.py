@@ -127,11 +127,10 @@ def train_algorithms(args, envs):
             path = Path(scratch.enter_context(tempfile.TemporaryDirectory())) / "rows.json"
             changes = QUICK
             algos, envs = algos if args.algo else ["grpo"], envs if args.env else ["bandit"]
-        pairs = [(env, algo) for env in envs for algo in algos]
+        pairs = list(dict.fromkeys((env, algo) for env in envs for algo in algos))
         for env, algo in pairs:  # refuse before anything is trained
-            config = next(iter(candidates(env, algo, **changes).values()))
-            settings.check(config)
-            usual = dataclasses.replace(settings.preset(env), **changes)
+            settings.check(next(iter(candidates(env, algo, **changes).values())))
+            config, usual = settings.preset(env, algo), settings.preset(env)
             for name in TASK:
                 if getattr(config, name) != getattr(usual, name):
                     sys.exit(f"error: algo {algo}: all algorithms have the same {name} in {env}, "
@@ -356,7 +355,7 @@ def algorithms_table(done=None):
 def verdicts(mine, done):
     """A line for each other algorithm that has the environments of `mine`: is it above or below by
     more than the noise?"""
-    envs = [*done[mine]]
+    envs = [*RANKED] if {*RANKED} <= {*done[mine]} else [*done[mine]]
     lines = [f"{mine} in {', '.join(envs)}: its mean test success less that of the others, with "
              f"the 95 % interval"]
     # In one order, and drawn together, so that two algorithms differ alike from either side.

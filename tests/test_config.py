@@ -19,6 +19,7 @@ from minragen.config import PRESETS, ROOM, Config, preset
 from minragen.envs import REGISTRY
 from minragen.run.groups import check_environments
 from minragen.run.runs import load_config, read_config
+from minragen.support.checks import OURS
 from minragen.support.options import REMOVED, parse_options
 from minragen.train import main
 
@@ -57,6 +58,7 @@ class TestOptions:
         asked = ["--algo", "test_config:OWN", "--gamma-turn", "0.8", "--norm-by-std", "false"]
         assert parsed(*asked).gamma_turn == 0.8  # a user's own estimator may read it
         assert "no effect" in message(*asked, "--advantages", "rloo")
+        assert {*starpo.ESTIMATORS} == {*OURS, "own"}
         assert "did you mean 'bandit'" in message("--env", "bandi", "--print-config")
         longest = parsed("--env", "bandit,frozenlake", "--context", "limited", "--window", "5")
         check_environments(longest)  # 5 turns has the mixture's longest episode

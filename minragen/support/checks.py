@@ -43,6 +43,8 @@ CONTRADICTIONS = (
     (lambda c: c.dual_clip and c.dual_clip <= 1,
      "dual_clip: got {dual_clip}, expected more than 1, or 0 for none."),
 )
+OURS = ("none", "grpo", "rloo", "brpo", "maxrl", "gigpo", "reinforce", "reinforce_pp", "gae",
+        "reinforce_pp_baseline", "bi_level_gae", "turn_gae")  # a user's may read what these ignore
 _CRITIC = (lambda c: estimator_kind(c) == "critic", "an estimator with a critic")
 _FAST = (lambda c: not c.plain, "plain false")
 # option -> (whether it has an effect, what it needs for one)
@@ -74,12 +76,10 @@ def check_together(config, base):
 
     from minragen import starpo
 
-    estimate = starpo.ESTIMATORS[config.advantages][1]  # a user's own may read what others ignore
-    own = not getattr(estimate, "func", estimate).__module__.startswith("minragen.")
     for name, (has_effect, needed) in NEEDS.items():
         value, usual = getattr(config, name), (getattr(base, name), getattr(type(config), name))
-        read = own and name in ("norm_by_std", "gamma", "gamma_turn", "lam")
-        if value not in usual and not has_effect(config) and not read:
+        own = config.advantages not in OURS and name in ("norm_by_std", "gamma", "gamma_turn", "lam")
+        if value not in usual and not has_effect(config) and not own:
             raise ValueError(f"{name}: got {value}, but it has no effect here. It needs {needed}.")
     for refused, sentence in CONTRADICTIONS:
         if refused(config):
