@@ -70,16 +70,16 @@ NEEDS = {
 
 
 def check_together(config, base):
-    """Refuse options that contradict each other, or that have no effect although they differ from
-    the Config `base`. Raises ValueError."""
+    """Raise ValueError for options that contradict each other, or have no effect but differ from
+    the Config `base`."""
     import torch
 
     from minragen import starpo
 
     for name, (has_effect, needed) in NEEDS.items():
         value, usual = getattr(config, name), (getattr(base, name), getattr(type(config), name))
-        own = config.advantages not in OURS and name in ("norm_by_std", "gamma", "gamma_turn", "lam")
-        if value not in usual and not has_effect(config) and not own:
+        own = config.advantages not in OURS and name in ("norm_by_std", "gamma", "gamma_turn")
+        if value not in usual and not (own or has_effect(config)):
             raise ValueError(f"{name}: got {value}, but it has no effect here. It needs {needed}.")
     for refused, sentence in CONTRADICTIONS:
         if refused(config):
