@@ -278,9 +278,9 @@ def warnings_told():
         return " of ".join(str(sum(map(int, numbers))) for numbers in zip(*counts))
 
     warned, lost = total(2).split(" of ")
-    return (f"Of the stored runs of commit 3f4b272, {lost} lost a quarter of their success, perhaps "
-            f"half of them by mere noise.\nA warning came before {warned} of these falls, and in "
-            f"{total(6, 7)} other runs.")
+    return (f"Of the stored runs of commit 3f4b272, {lost} lost a quarter of their success, "
+            f"perhaps half of them by mere noise.\n"
+            f"A warning came before {warned} of these falls, and in {total(6, 7)} other runs.")
 
 
 def named(env):

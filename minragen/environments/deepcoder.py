@@ -43,9 +43,9 @@ class DeepCoder(TextEnv):
     Ends when: all hidden tests are passed.
     Solver: the reference solution; for a record without one, a program that fails.
 
-    Options: `family` (with `formulas` the answer is one line of arithmetic that the task spells
-    out); `tests` hidden tests per problem (0: all of a record); `seconds` of CPU per test; `data`,
-    a file of records.
+    Options: `family` (`formulas`: the answer is one line of arithmetic that the task spells out);
+    `tests` hidden tests per problem (0: all of a record); `seconds` of CPU per test; `data`, a file
+    of records.
     """
 
     budget = Budget(max_turns=1, max_actions_per_turn=1, max_actions=1)

@@ -60,8 +60,8 @@ class Lean(TextEnv):
         plays the rest of it, joined if turns are short. It may not be the cheapest proof.
 
     Options: `step_cost`; `server`, the address of a Kimina server (else the packaged Lean); `data`,
-    a file of theorems; `family` (with `logic` theorems are easier, but simp and decide are
-    refused); `seconds` of CPU for a check (a server: three times that in wall-clock time).
+    a file of theorems; `family` (`logic`: easier theorems, but simp and decide are refused);
+    `seconds` of CPU for a check (a server: three times that in wall-clock time).
     """
 
     budget = Budget(max_turns=8, max_actions_per_turn=1, max_actions=8)
