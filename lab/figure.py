@@ -401,8 +401,8 @@ def mutants_result():
         return "No run of it is stored yet."
     reasons, tried = [*sample["survivors"].values()], sample["mutants"]
     same = sum(reason.startswith("equivalent") for reason in reasons)
-    trees = " and ".join(f"`{name}/` {tree[:12]}" for name, tree in sample["trees"].items())
-    return (f"The stored run, `lab/results/mutants.json`, is of the trees {trees}.\n"
+    trees = " and ".join(f"{tree[:12]} (`{name}/`)" for name, tree in sample["trees"].items())
+    return (f"The stored run, `lab/results/mutants.json`, tested git trees {trees}.\n"
             f"{tried - len(reasons)} of {tried} mutants were killed, in {sample['minutes']} "
             f"minutes on two cores. Of the others {same} change no\nbehaviour; the other "
             f"{len(reasons) - same} have got a test. The file lists them.")
