@@ -154,7 +154,7 @@ def results_table():
     the 95 % interval of the worst seed and the mean of their tests, beside the best shallow player.
     """
     return table(("environment and options", "before RL", "after RL, seeds 0, 1, 2",
-                  "test split, mean", "best shallow player", "turns at first, last", "minutes"), [
+                  "test split, mean", "best shallow player", "turns before RL, after", "minutes"), [
         [named(env), f"{runs[0][0]['val/success']:.2f}",
          of_seeds([line["val/success"] for line in last], size),
          f"{np.mean([run[-1]['test/success'] for run in runs]):.2f}", f"{max(shallow):.2f}",
