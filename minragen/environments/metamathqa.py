@@ -47,7 +47,7 @@ class MetaMathQA(TextEnv):
 
     Options: `distractors`, an irrelevant fact in half of the questions; `max_steps`, the most
     operations of a problem; `largest`, a bound on the given numbers and the result, at least 12, or
-    0 for any; `data`, a file of records. Splits ignore the order of a problem's numbers.
+    0 for any; `data`, a file of records. Reordering a problem's numbers keeps its split.
     """
 
     budget = Budget(max_turns=5, max_actions_per_turn=1, max_actions=5)

@@ -27,7 +27,7 @@ class Sudoku(TextEnv):
     Ends when: the grid is solved.
     Solver: corrects wrong numbers first, then fills the cells in an order of deduction.
 
-    Options: `size` (4, 9 or 16), which raises the budget, too; `hints` lists the numbers that fit
+    Options: `size` (4, 9 or 16); larger ones raise the budget; `hints` lists the numbers that fit
     each empty cell. Half of the cells are blank, or fewer with a smaller budget; at every stage
     some empty cell admits only one number.
     """
