@@ -279,7 +279,7 @@ def warnings_told():
 
     warned, lost = total(2).split(" of ")
     return (f"Of the stored runs of commit 3f4b272, {lost} lost a quarter of their success, "
-            f"perhaps half of them by mere noise.\n"
+            "perhaps half of these runs by noise.\n"
             f"A warning came before {warned} of these falls, and in {total(6, 7)} other runs.")
 
 
@@ -404,8 +404,8 @@ def mutants_result():
     trees = " and ".join(f"{tree[:12]} (`{name}/`)" for name, tree in sample["trees"].items())
     return (f"The stored run, `lab/results/mutants.json`, tested git trees {trees}.\n"
             f"{tried - len(reasons)} of {tried} mutants were killed, in {sample['minutes']} "
-            f"minutes on two cores. Of the others {same} change no\nbehaviour; the other "
-            f"{len(reasons) - same} have got a test. The file lists them.")
+            f"minutes on two cores. {same} of the others change no\nbehaviour. {len(reasons) - same} "
+            "were missed, more than the aim allows, and have a test now. The file lists them.")
 
 
 # page -> {name of a block in it: function that makes its text}
