@@ -405,8 +405,8 @@ def mutants_result():
     missed = len(reasons) - same
     return (f"The stored run, `lab/results/mutants.json`, tested git trees {trees}.\n"
             f"{tried - len(reasons)} of {tried} mutants were killed, in {sample['minutes']} "
-            f"minutes on two cores. {same} of the others change no\nbehaviour. {missed} were missed, "
-            "more than the aim allows, and have a test now. The file lists them.")
+            f"minutes on two cores. {same} of the others change no\nbehaviour. {missed} were "
+            "missed, more than the aim allows, and have a test now. The file lists them.")
 
 
 # page -> {name of a block in it: function that makes its text}
