@@ -37,13 +37,13 @@ def show(args):
 
 
 def subjects(args):
-    """What is measured: [(name, Config, run or ""), ...]. Whatever can be refused is refused here,
-    before anything is played."""
+    """What is measured: [(name, Config, run or ""), ...]; refuses before anything is played."""
     changes = dict(device=args.device)
     if args.temperature is not None:
         changes["val_temperature"] = args.temperature
     if args.run is not None:
-        found = [(run, runs.load_config(run), run) for run in args.run.split() or [""]]
+        names = [*dict.fromkeys(args.run.split())] or [""]
+        found = [(run, runs.load_config(run), run) for run in names]
         for name, config, _ in found:
             runs.check_files(config)
             runs.find_checkpoint(runs.RUNS / name, lambda line: None, args.checkpoint)
@@ -69,7 +69,6 @@ def measure(name, config, run, args, greedy=True):
     """
     if args.api:
         from minragen.more.api import Server  # which needs a package of its own
-
         server = Server(args.api, args.api_model, config.response_format, config.max_new_tokens,
                         config.val_temperature, config.example)
 

@@ -297,16 +297,17 @@ def asked_for(argv):
     groups = check_environments(config)
     why += "".join(f"; {name} uses {env.backend}"
                    for name, env in zip(groups.names, groups.envs) if env.backend)
-    return config, resume, show and explained(config, given), why
+    return config, resume, show and explained(config, given, resume), why
 
 
-def explained(config, given):
+def explained(config, given, resumed=False):
     """All settings as text: what differs from the defaults, and what set it; then the rest."""
-    sources = settings.sources_of(config.env, config.algo, config.model, config.response_format)
-    if description_parts(config.response_format):
+    sources = {"the run as it began": vars(config)} if resumed else settings.sources_of(
+        config.env, config.algo, config.model, config.response_format)
+    if not resumed and description_parts(config.response_format):
         sources[f"env {config.env} and format {config.response_format}"] = settings.EXTRA_PER_PART
     sources["you"] = given
-    own = f"env {config.env} and model {short(config.model)}"  # and of a resumed run
+    own = f"env {config.env} and model {short(config.model)}"
     lines = [f"{own}, algo {config.algo}: what differs from the defaults"]
     rest = ["", "the rest are the defaults"]
     for f in (f for f in fields(config) if f.name not in ("env", "algo", "model")):
