@@ -187,6 +187,8 @@ def forecast(pairs, workers, path, changes):
         critic = estimator_kind(next(iter(configs.values()))) == "critic"
         usual = np.mean(mine) if mine else MINUTES[env] * (CRITIC if critic else 1)
         missing, minutes = missing + each - len(mine), minutes + (each - len(mine)) * usual
+    if not missing:
+        return f"all {len(pairs) * each} runs are stored"
     minutes /= workers
     took = ("a minute" if minutes < 1.5 else f"{minutes:.0f} minutes" if minutes < 120 else
             f"{minutes / 60:.1f} hours")
