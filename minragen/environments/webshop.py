@@ -107,8 +107,8 @@ class WebShop(TextEnv):
     Solver: takes the shortest way to a purchase that scores 1, over pages or by a new search. If
         too few actions are left, it leaves out options, or buys the item it looks at.
 
-    Options: `page_size`, results per page; `wording` of goals in the generated shop
-    (natural ones paraphrase half of attributes and kinds, `plain` ones list words); `products` and
+    Options: `page_size`, results per page; `wording` of goals in the generated shop (natural ones
+    paraphrase half of the attributes and kinds, `plain` ones list words); `products` and
     `instructions`, WebShop's own files, whose pages need a larger `--max-context`. All splits use
     the same shop.
     """
