@@ -241,12 +241,13 @@ def start_line(run):
 def lora_table(steps=60):
     """FrozenLake with LoRA and with all weights: held-out success after so many steps."""
     rows = []
-    for trained, stem in (("rank 8", "lora-r8"), ("all weights", "frozenlake-grpo"),
-                          ("rank 64, as wide as the model (one seed)", "lora-r64")):
+    for trained, stem in (("rank 8", "lora-r8"), ("rank 64, as wide as the model", "lora-r64"),
+                          ("all weights", "frozenlake-grpo")):
         names = archive.names(f"{stem}-s?")
         rates = [dict(curve(archive.metrics(run), "val/success"))[steps] for run in names]
         config = archive.config(names[0])
-        rows.append([trained, f"{config.lr:g}", of_seeds(rates, config.val_size)])
+        seeds = ", one seed" if len(names) == 1 else ""
+        rows.append([trained + seeds, f"{config.lr:g}", of_seeds(rates, config.val_size)])
     return table(("trained", "learning rate", "seed by seed, interval of the worst"), rows)
 
 
@@ -399,14 +400,14 @@ def mutants_result():
     sample = json.loads((ROOT / "lab" / "results" / "mutants.json").read_text())["sample"]
     if sample is None:
         return "No run of it is stored yet."
-    reasons, tried = [*sample["survivors"].values()], sample["mutants"]
-    same = sum(reason.startswith("equivalent") for reason in reasons)
+    reasons = [*sample["survivors"].values()]
+    missed = sum(not reason.startswith("equivalent") for reason in reasons)
+    tried = sample["mutants"] - len(reasons) + missed
     trees = " and ".join(f"{tree[:12]} (`{name}/`)" for name, tree in sample["trees"].items())
-    missed = len(reasons) - same
     return (f"The stored run, `lab/results/mutants.json`, tested git trees {trees}.\n"
-            f"{tried - len(reasons)} of {tried} mutants were killed, in {sample['minutes']} "
-            f"minutes on two cores. {same} of the others change no\nbehaviour. {missed} were "
-            "missed, more than the aim allows, and have a test now. The file lists them.")
+            f"In {sample['minutes']} minutes on two cores {tried - missed} of {tried} mutants that "
+            f"change behaviour were killed ({1 - missed / tried:.0%}). The other {missed} have a "
+            "test.")
 
 
 # page -> {name of a block in it: function that makes its text}

@@ -246,7 +246,7 @@ class TestCommand:
                 (["--run", "d", "--size", "0"], "expected 1 to 65536"))
 
     def test_several_runs_are_measured_if_all_have_a_checkpoint(self, trained, refused, capsys):
-        assert players_of(capsys, "--run", "a b", "--size", "4").count("checkpoint") == 2
+        assert players_of(capsys, "--run", "a b a", "--size", "4").count("checkpoint") == 2
         for path in (trained / "b").glob("checkpoint*"):
             shutil.rmtree(path)
         refused((["--run", "a b"], "b has no checkpoint"), (["--run", ""], "unknown run ''"))

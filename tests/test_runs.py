@@ -176,13 +176,15 @@ class TestResume:
                            (["--max-context", "200"], "cannot reduce max_context: it was 256"),
                            (["--steps", "1"], "cannot reduce steps: it was 2")):
             assert said in message("--run", "a", "--resume", *argv)
-        told = start.asked_for(["--run", "a", "--resume", "--steps", "3", "--print-config"])[2]
-        assert re.search("^steps .*by you$", told, re.M) and "by the run as it began" in told
         run("--run a --resume --steps 3 --max-context 300 --seed 0")
         assert [line["step"] for line in metrics(begun)] == [0, 1, 2, 3, 3]
         assert read_config(begun).max_context == 300
         assert {line["step"] for line in read_lines(begun / "trajectories.jsonl")
                 if line["split"] == "test"} == {3}  # the final test is of the last step alone
+
+    def test_what_a_resumed_run_had_is_told_from_what_is_given(self, begun):
+        told = start.asked_for(["--run", "a", "--resume", "--steps", "3", "--print-config"])[2]
+        assert re.search("^steps .*by you$", told, re.M) and "by the stored run" in told
 
     @pytest.mark.parametrize("gone", [
         dict(twists=0, knots=[], threads=1, step_gamma=1.0), dict(twists=0.5, knots=[], threads=1)])

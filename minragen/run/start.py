@@ -302,7 +302,7 @@ def asked_for(argv):
 
 def explained(config, given, resumed=False):
     """All settings as text: what differs from the defaults, and what set it; then the rest."""
-    sources = {"the run as it began": vars(config)} if resumed else settings.sources_of(
+    sources = {"the stored run": vars(config)} if resumed else settings.sources_of(
         config.env, config.algo, config.model, config.response_format)
     if not resumed and description_parts(config.response_format):
         sources[f"env {config.env} and format {config.response_format}"] = settings.EXTRA_PER_PART
