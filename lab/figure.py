@@ -279,8 +279,8 @@ def warnings_told():
         return " of ".join(str(sum(map(int, numbers))) for numbers in zip(*counts))
 
     warned, lost = total(2).split(" of ")
-    return (f"Of the stored runs of commit 3f4b272, {lost} lost a quarter of their success, "
-            "perhaps half of these runs by noise.\n"
+    return (f"Of the stored runs of commit 3f4b272, {lost} lost a quarter of their success, though "
+            "perhaps half of them by chance.\n"
             f"A warning came before {warned} of these falls, and in {total(6, 7)} other runs.")
 
 
@@ -406,8 +406,8 @@ def mutants_result():
     trees = " and ".join(f"{tree[:12]} (`{name}/`)" for name, tree in sample["trees"].items())
     return (f"The stored run, `lab/results/mutants.json`, tested git trees {trees}.\n"
             f"In {sample['minutes']} minutes on two cores {tried - missed} of {tried} mutants that "
-            f"change behaviour were killed ({1 - missed / tried:.0%}). The other {missed} have a "
-            "test.")
+            f"change behaviour were killed ({100 - 100 * missed / tried:.0f} %). Tests for "
+            f"the other {missed} followed.")
 
 
 # page -> {name of a block in it: function that makes its text}

@@ -39,7 +39,7 @@ class DeepCoder(TextEnv):
         word for each example that failed (`Result.word` of sandbox.py).
     Actions: Python source, with or without a Markdown fence. Text that is not Python, or lacks the
         function that the task names, is not an action.
-    Reward: how far the fraction of hidden tests passed exceeds the best so far; at most 1 in all.
+    Reward: the fraction of hidden tests passed, beyond the best of earlier turns (`--max-turns`).
     Ends when: all hidden tests are passed.
     Solver: the reference solution; for a record without one, a program that fails.
 
