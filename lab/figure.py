@@ -279,8 +279,8 @@ def warnings_told():
         return " of ".join(str(sum(map(int, numbers))) for numbers in zip(*counts))
 
     warned, lost = total(2).split(" of ")
-    return (f"Of the stored runs of commit 3f4b272, {lost} lost a quarter of their success, though "
-            "perhaps half of them by chance.\n"
+    return (f"Of the stored runs of commit 3f4b272, {lost} lost a quarter of their success; "
+            "perhaps half of these falls are noise.\n"
             f"A warning came before {warned} of these falls, and in {total(6, 7)} other runs.")
 
 
