@@ -4,11 +4,11 @@
 
 Draws docs/learning.png and docs/pretrained.png from the stored runs (archive.py), and
 docs/boards.png, the images of FrozenLake and Sokoban. algorithm.py draws step.png and row.png, for
-which a step of a stored run is made again, and pictures.py loop.png, memory.png and code.png. In
-each page of `PAGES` it rewrites what stands between `<!-- begin NAME -->` and `<!-- end NAME -->`,
-and the episode below each `$ .venv/bin/python -m minragen environments NAME SEED`. It makes a
-notebook of each page of docs/course. tests/test_readme.py checks that the pages and the notebooks
-say what this script would write.
+which a step of a stored run is made again, and pictures.py loop.png, memory.png, collapse.png and
+code.png. In each page of `PAGES` it rewrites what stands between `<!-- begin NAME -->` and `<!--
+end NAME -->`, and the episode below each `$ .venv/bin/python -m minragen environments NAME SEED`.
+It makes a notebook of each page of docs/course. tests/test_readme.py checks that the pages and the
+notebooks say what this script would write.
 """
 
 import base64
@@ -47,7 +47,6 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73")  # Okabe and Ito's: the colour-blind
 EPISODE = re.compile(
     r"(```console\n\$ \.venv/bin/python -m minragen environments (\w+) (\d+)\n).*?(^```$)",
     re.DOTALL | re.MULTILINE)
-# The first cell of the notebook: it goes to the project's folder.
 COURSE = sorted((ROOT / "docs" / "course").glob("*.md"))
 # The first cell of each notebook.
 INSTALL = """\
@@ -225,7 +224,7 @@ def recipe_cards():
             config.env, config.response_format, f"{config.warmup_steps * len(groups)}",
             f"{config.num_groups} x {config.group_size}", str(config.steps), f"{config.lr:g}",
             str(config.max_new_tokens), str(groups.envs[0].budget.max_turns)])
-    return table(("environment", "format", "demonstrations", "groups x members", "steps",
+    return table(("environment", "format", "demonstrations", "groups x episodes", "steps",
                   "learning rate", "tokens a reply", "turns"), rows)
 
 
