@@ -92,9 +92,10 @@ def draw(path):
 
 
 def draw_pretrained(path):
-    """Success in training against minutes of it, and that of the two validations: a panel for each
-    recipe, with the same runs under a random reward in gray."""
-    figure, axes = plt.subplots(1, len(recipes()), figsize=(5 * len(recipes()), 3), squeeze=False,
+    """Success in training against minutes of it, and that of the validations: a panel for each
+    recipe, with the same runs under a random reward in gray; and one for the runs of gpu.json."""
+    count = len(recipes()) + 1
+    figure, axes = plt.subplots(1, count, figsize=(4 * count, 3), squeeze=False,
                                 layout="constrained")
     for axis, name in zip(axes[0], recipes()):
         for run in archive.names(f"{name}*-s?"):
@@ -109,6 +110,13 @@ def draw_pretrained(path):
         axis.set(title=archive.config(f"{name}-s0").env, xlabel="minutes of training on one core",
                  ylim=(0, 1))
         axis.grid(alpha=0.3)
+    for run in json.loads(gpu.STORED.read_text())["smollm2 in bandit"]["seeds"]:
+        minutes = np.cumsum([0, *run["seconds"]]) / 60
+        axes[0, -1].plot(minutes[1:], run["success"], ".", color="black", alpha=0.15)
+        axes[0, -1].plot(minutes[::50], run["val/success"], "o-", color="black")
+    axes[0, -1].set(title="bandit (one turn), five seeds", ylim=(0, 1),
+                    xlabel="minutes of training on an H200")
+    axes[0, -1].grid(alpha=0.3)
     axes[0, 0].set_ylabel("success")
     axes[0, 0].plot([], [], ".", color="black", label="a batch in training")
     axes[0, 0].plot([], [], "o-", color="black", label="held-out instances")
