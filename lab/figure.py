@@ -5,8 +5,8 @@
 Draws docs/learning.png and docs/pretrained.png from the stored runs (archive.py), and
 docs/boards.png, the images of FrozenLake and Sokoban. algorithm.py draws step.png and row.png, for
 which a step of a stored run is made again, and pictures.py loop.png, memory.png, collapse.png and
-code.png. In each page of `PAGES` it rewrites what stands between `<!-- begin NAME -->` and `<!--
-end NAME -->`, and the episode below each `$ .venv/bin/python -m minragen environments NAME SEED`.
+code.png. In each page of `PAGES` it rewrites the blocks from `<!-- begin NAME -->` to
+`<!-- end NAME -->`, and the episode below each `python -m minragen environments NAME SEED`.
 It makes a notebook of each page of docs/course. tests/test_readme.py checks that the pages and the
 notebooks say what this script would write.
 """
