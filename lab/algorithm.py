@@ -155,7 +155,7 @@ def _filter(step, axis):
                  hatch="" if kept else "////")
     axis.set_ylim(0, 0.6)
     axis.spines[["top", "right"]].set_visible(False)
-    return "3. Keep groups that differ", "choose_groups", (
+    return "3. Keep groups that differ", "filter_groups", (
         "Bars: std of a group's returns; none\nif all are equal. Hatched: left out by\n"
         f"the filter. {step.kept.sum()} of {len(step.kept)} kept: {len(step.trained)} rows.")
 
@@ -210,7 +210,7 @@ def _colours(step, axis):
     axis.legend(handles=_patches((
         (SAMPLED, "sampled by the policy:\ntrained"),
         (colour_of(MOST), "the same, A > 0:\nmade more likely"),
-        (colour_of(-MOST), "the same, A < 0:\nmade less likely"),
+        (colour_of(-MOST), "the same, A < 0:\nmade less likely\n(paler: |A| smaller)"),
         (CONTEXT, "prompt, observation:\nread, not trained"), (PADDING, "padding"))),
         loc="upper left", bbox_to_anchor=(0, 1.3), labelspacing=0.7, **LEGEND)
     return "", "", ""

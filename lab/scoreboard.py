@@ -105,7 +105,7 @@ def draw_column(axis, effects):
     axis.axvline(0, color="gray", lw=0.5)
     axis.set_ylim(y + 1, 0)
     axis.set_yticks([k + 0.5 for k in names], names.values(), fontsize=11)
-    axis.set_xlabel("effect in margins", fontsize=11)
+    axis.set_xlabel("effect in margins, logarithmic beyond 1", fontsize=11)
 
 
 def draw_effect(axis, y, effect):

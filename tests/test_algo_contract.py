@@ -32,8 +32,7 @@ class Draw(Lottery):
 
 @pytest.fixture
 def trained(runs, monkeypatch):
-    """trained("--algo ppo"): `config`, `metrics` of the two steps, `batches` that were trained on.
-    """
+    """trained("--algo ppo"): `config`, `metrics` of two steps, `batches` that were trained on."""
     def run_two_steps(words):
         batches, compute = [], train.compute_targets
 

@@ -31,8 +31,7 @@ def large(name):
 
 
 def forecast_of_large(name, algo="grpo", **options):
-    """(parameters, {phase: {what: bytes}}) with the preset of pretrained models and these options.
-    """
+    """(parameters, {phase: {what: bytes}}) with pretrained models' preset and these options."""
     policy = Policy(name, large(name), None, output_layer=head.output_layer,
                     token_logprobs=head.token_logprobs)  # as on a GPU
     learner = SimpleNamespace(

@@ -41,6 +41,10 @@ class TestPages:
         train = (ROOT / "minragen" / "train.py").read_text()
         assert len(names) > 10 and [name for name in names if f"{name}(" not in train] == []
 
+    def test_the_readme_says_how_much_seed_0_of_frozenlake_learns(self):
+        ends = re.search(r"success rise from (\S+) to (\S+) ", PAGES["README.md"]).groups()
+        assert "frozen=0.8 | {} | {}, ".format(*ends) in PAGES["results.md"]
+
     def test_each_algorithm_is_listed_with_all_that_it_changes(self):
         for algo, choices in ALGOS.items():
             (line,) = re.findall(rf"^\| `{algo}` \|.*$", PAGES["algorithms.md"], re.MULTILINE)
