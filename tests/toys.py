@@ -26,8 +26,7 @@ from minragen.trajectory import Reply
 
 @functools.cache
 def tiny(env="frozenlake"):
-    """The untrained tiny policy of an environment's preset and its frame; nobody may change its
-    weights."""
+    """The untrained tiny policy of an environment's preset, never to be changed; its frame."""
     config = preset(env)
     policy = faster(tiny_policy([x for split in SPLITS for x in env_groups(config, split).envs]))
     return policy, ChatFrame(policy.tokenizer, max_new_tokens=config.max_new_tokens)

@@ -73,8 +73,7 @@ class Board(TextEnv):
 
     def grid(self):
         """The board as rows of symbols."""
-        return "\n".join("".join(self.options["symbols"][i] for i in row)
-                         for row in self.cells())
+        return "\n".join("".join(self.options["symbols"][i] for i in row) for row in self.cells())
 
     def image(self):
         return self.draw() if "image" in VIEWS[self.options["view"]] else None

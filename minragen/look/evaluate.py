@@ -149,8 +149,7 @@ def add_shared_options(parser):
     """Add what `minragen eval` and `minragen play` share: which instances, and how to play."""
     parser.add_argument("--split", default="test", metavar="{" + ",".join(SPLITS) + "}",
                         help="which instances [test]")
-    parser.add_argument("--set", default="",
-                        help=f"a generalisation set: {', '.join(SETS)}")
+    parser.add_argument("--set", default="", help=f"a generalisation set: {', '.join(SETS)}")
     parser.add_argument("--checkpoint", default="", choices=("best",),
                         help="of --run: the one with the best validation [the last]")
     parser.add_argument("--temperature", type=float, help="of the sampling [val_temperature]")

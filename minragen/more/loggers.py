@@ -34,8 +34,7 @@ def tensorboard(folder, config):
 
 
 def wandb(folder, config):
-    """Open a W&B run that keeps its id; wandb finishes it when Python ends. Returns write(metrics).
-    """
+    """Open a W&B run that keeps its id and ends with Python. Returns write(metrics)."""
     import wandb
 
     home = folder / "wandb"

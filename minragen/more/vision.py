@@ -110,8 +110,7 @@ class ImageStore:
         return (torch.stack(found).to(which.device) // self.merged)[which]
 
     def to_last(self, ids):
-        """How many places after each id the last id of its image is, (...) int64; 0 for text.
-        """
+        """How many places after each id its image's last id is, (...) int64; 0 for text."""
         seen = ids >= self.first
         return (self.size - 1 - self.numbers(ids)[1]).where(seen, 0) if seen.any() else 0 * ids
 

@@ -4,10 +4,14 @@ Tests: `python -m pytest tests/test_config.py`.
 """
 
 def estimator_kind(config):
-    """What the advantage estimator needs: "group", "reward" or "critic"."""
+    """What the advantage estimator needs: "group", "reward" or "critic". Raises ValueError."""
     from minragen import starpo  # with PyTorch: see config.choices_of
 
-    return starpo.ESTIMATORS[config.advantages][0]
+    row = starpo.ESTIMATORS[config.advantages]
+    if not isinstance(row, tuple) or row[0] not in ("group", "reward", "critic"):
+        raise ValueError(f"advantages {config.advantages}: starpo.ESTIMATORS has {row}, expected "
+                         f"(kind, function) with kind group, reward or critic.")
+    return row[0]
 
 
 # (whether a Config contradicts itself, the message)

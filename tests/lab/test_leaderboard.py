@@ -195,10 +195,12 @@ class TestOwnAlgorithm:
 
     def test_what_is_no_preset_is_refused(self, here):
         with open(here / "my_algo.py", "a") as file:
-            file.write('\nwrong = {"advantags": "median"}\nelsewhere = {"env": "bandit"}\n')
+            file.write('\nwrong = {"advantags": "median"}\nelsewhere = {"env": "bandit"}\n'
+                       'starpo.ESTIMATORS["a"] = 1\nkindless = {"advantages": "a"}\n')
         for algo, said in (
                 ("my_algo:wrong", "unknown option of algo my_algo:wrong 'advantags': did you mean"),
                 ("my_algo:elsewhere", "unknown option of algo my_algo:elsewhere 'env'"),
+                ("my_algo:kindless", "advantages a: starpo.ESTIMATORS has 1, expected"),
                 ("my_algo:nothing", "algo 'my_algo:nothing' names no dictionary of options"),
                 ("my_alg:preset", "algo my_alg:preset: there is no module 'my_alg' in the")):
             assert said in message("--env", "bandit", "--algo", algo)
