@@ -133,8 +133,8 @@ def _pad(step, axis):
     b, t = step.batch.tokens.shape
     _rows(axis, [kinds(step.batch)[::16]])
     return "2. Pad to a batch", "make_batch", (
-        f"B = {b} rows of T = {t} at most,\n{step.batch.attention_mask.sum():,} tokens, "
-        f"{step.batch.response_mask.sum():,} sampled\n(16 of the rows are drawn).")
+        f"B = {b} rows of up to T = {t}\ntokens, {step.batch.attention_mask.sum():,} in all; "
+        f"{step.batch.response_mask.sum():,}\nare sampled (16 rows are drawn).")
 
 
 def _rows(axis, images, apart=2):

@@ -20,7 +20,7 @@ class Bandit(TextEnv):
     Splits: val has the pairs of train in the other order, test has pairs of other names.
     Options: `low_reward` of the safe arm; `high_reward` of the risky arm with probability
     `high_prob`, else `high_miss`; `reversed` swaps the payouts, so that the names mislead; `mixed`
-    makes 400 pairs of the 40 names, each in one split.
+    makes 400 pairs of 40 names, each pair in one split.
     """
 
     budget = Budget(max_turns=1, max_actions_per_turn=1, max_actions=1)

@@ -46,8 +46,8 @@ class MetaMathQA(TextEnv):
     Solver: computes the template's expression exactly; for the user's records it knows the answer.
 
     Options: `distractors`, an irrelevant fact in half of the questions; `max_steps`, the most
-    operations of a problem; `largest`, a bound on the given numbers and the result, at least 12, or
-    0 for any; `data`, a file of records. Reordering a problem's numbers keeps its split.
+    operations of a problem; `largest`, 12 or more, bounds the given numbers and the result (0: no
+    bound); `data`, a file of records. Reordering a problem's numbers keeps its split.
     """
 
     budget = Budget(max_turns=5, max_actions_per_turn=1, max_actions=5)

@@ -97,7 +97,7 @@ class Goal(NamedTuple):
 
 
 class WebShop(TextEnv):
-    """Find and buy in a shop of web pages what a customer asks for.
+    """In a shop of web pages, find and buy what a customer asks for.
 
     Observation: the goal, the page, and in brackets what can be clicked.
     Actions: search[words] on the search page; click[target] elsewhere.
