@@ -53,8 +53,8 @@ class Lean(TextEnv):
         first case, goals of the others; after a rejected tactic also the start of Lean's error.
     Actions: one tactic (`;` or line breaks join several), or `undo` of the last effective one. A
         command, `sorry`, a comment, a string or an unbalanced bracket is not an action.
-    Reward: 1 for a proof without new axioms; each undo and each tactic, even a rejected
-        one or one of several in a reply, costs `step_cost`.
+    Reward: 1 for a proof without new axioms; each undo and every single tactic of a
+        reply, even a rejected one, costs `step_cost`.
     Ends when: the theorem is proved.
     Solver: `simp [*]` as soon as it ends the proof; else undoes what is not in the stored proof and
         plays the rest of it, joined if turns are short. It may not be the cheapest proof.
