@@ -182,7 +182,7 @@ def draw_collapse(path):
         axis.set_xlabel("training step", fontsize=11)
         axis.set_ylim(0, 1.03 if key != "reward_std" else 0.55)
         axis.grid(alpha=0.3)
-    axis.plot([], [], ".", color="gray", label="dots: single seeds")
+    axis.plot([], [], ".", color="gray", label="a seed")
     figure.legend(*axis.get_legend_handles_labels(), loc="upper center", ncols=3, fontsize=12,
                   frameon=False)
     _replies(figure.add_axes((0.05, 0.0, 0.925, 0.46)))

@@ -215,7 +215,7 @@ class TestFlash:
             policy.model.set_attn_implementation("sdpa")
 
     def test_packed_rows_are_proved(self):
-        """Flash attention has no float32; then rows are padded: OPT's masks mix packed ones."""
+        """In float32, which flash attention lacks, rows are padded: OPT's masks mix packed ones."""
         transformers.AttentionInterface.register("segments", packed_segments)
         policy = family("OPT")
         policy.model.bfloat16()

@@ -25,8 +25,7 @@ from minragen.run.tiny import WARM_UPS, tiny_tokenizer
 
 
 def groups_of(env, options=None, budgets=None):
-    """groups_of(env)(split, num_groups): single episodes of one environment, by default as its
-    preset has them."""
+    """groups_of(env)(split, num_groups): episodes of one environment, by default its preset's."""
     config = preset(env)
     if not (options or budgets):
         return lambda split, num_groups: env_groups(config, split, num_groups)

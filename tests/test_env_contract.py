@@ -116,8 +116,7 @@ def play(env, seed, player, member=0):
 
 
 def bytes_shown(observation):
-    """The bytes of the image that the only mark of the observation stands for; None if there is
-    neither."""
+    """The bytes of the image that the observation's only mark stands for; None without a mark."""
     image = image_of(observation)
     assert observation.count(IMAGE) == (image is not None)
     if image is None:

@@ -155,7 +155,7 @@ def adapt(policy, config):
 
 
 def give_head(critic):
-    """Give a critic a head that is not zero: at first it is, and 0s would hide who reads them."""
+    """Give a critic a head that is not zero, as it is at first: 0s would hide who reads them."""
     width = critic.head.in_features
     critic.head.load_state_dict({"weight": torch.linspace(-0.5, 0.5, width)[None],
                                  "bias": torch.tensor([0.3])})

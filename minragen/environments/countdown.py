@@ -17,7 +17,7 @@ class Countdown(TextEnv):
     Observation: the numbers in ascending order and the target; after a wrong attempt its value.
     Actions: `expr` or `expr = value`, with + - * /, brackets and whole numbers; no unary signs.
     Reward: 1 for the target (0.1 if a wrong `= value` follows), 0.1 for the right numbers and a
-        wrong value; less what earlier attempts (`--max-turns`) earned. Anything else is invalid.
+        wrong value, minus what earlier attempts (`--max-turns`) earned. Anything else is invalid.
     Ends when: the target is reached, or the only turn is over; more turns are more attempts.
     Solver: combines all subsets of the numbers in exact arithmetic.
 

@@ -237,7 +237,7 @@ def choose_tests(order, wanted, simpler, tests):
 
 @functools.cache
 def all_tasks():
-    """Return the problems of data/programs.txt without tests, one a function and value of `k`."""
+    """Return the problems of data/programs.txt without tests, one per function and value of `k`."""
     return [program_task(function, k) for function in ast.parse(PROGRAMS).body
             for k in ([*map(ast.literal_eval, function.args.defaults)] or [[None]])[0]]
 

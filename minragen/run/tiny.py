@@ -72,8 +72,7 @@ UNTRAINED = {"tiny": tiny_policy, "tiny-vlm": tiny_vlm}
 
 
 def tiny_config(tokenizer):
-    """The decoder of the tiny models. One KV head: at 256 rows a decode step is bound by reading
-    the cache."""
+    """The decoder of the tiny models. One KV head: reading the cache bounds steps of 256 rows."""
     return transformers.LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=64, intermediate_size=192, num_hidden_layers=4,
         num_attention_heads=4, num_key_value_heads=1, max_position_embeddings=4096,

@@ -7,11 +7,12 @@ def estimator_kind(config):
     """What the advantage estimator needs: "group", "reward" or "critic". Raises ValueError."""
     from minragen import starpo  # with PyTorch: see config.choices_of
 
-    row = starpo.ESTIMATORS[config.advantages]
-    if not isinstance(row, tuple) or row[0] not in ("group", "reward", "critic"):
-        raise ValueError(f"advantages {config.advantages}: starpo.ESTIMATORS has {row}, expected "
-                         f"(kind, function) with kind group, reward or critic.")
-    return row[0]
+    entry = starpo.ESTIMATORS[config.advantages]
+    match entry:
+        case "group" | "reward" | "critic" as kind, _:
+            return kind
+    raise ValueError(f"advantages {config.advantages}: got {entry} in starpo.ESTIMATORS, expected "
+                     f"(kind, function) with kind group, reward or critic.")
 
 
 # (whether a Config contradicts itself, the message)

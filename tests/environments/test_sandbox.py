@@ -194,7 +194,7 @@ class TestFunctions:
             assert words(code, [Case([1], 0)], "f", pool) == [word], code
 
     def test_arguments_are_copies_and_a_failing_call_fails_alone(self, spaces, pool, monkeypatch):
-        """One process makes all calls. Where it ends, a new one makes that call again, in full."""
+        """One process makes all calls. If it ends, a new one repeats the call with a full limit."""
         xs = [3, 1, 2]
         cases = [Case([[1]], [1]), Case([xs], [1, 2, 3]), Case([[1]], [1]), Case([xs], [1, 2, 3])]
         code = "def f(x):\n    x.sort()\n    return x if x[1:] else "

@@ -38,8 +38,7 @@ def standings(**rates):
 
 @pytest.fixture
 def trained(monkeypatch):
-    """The Configs that `measure` was asked for; a validation is 0.5, or what `val` holds of the
-    learning rate."""
+    """The Configs that `measure` gets; validation is 0.5, or `val` of the learning rate."""
     asked, val = [], {}
 
     def measure(config):
@@ -196,11 +195,13 @@ class TestOwnAlgorithm:
     def test_what_is_no_preset_is_refused(self, here):
         with open(here / "my_algo.py", "a") as file:
             file.write('\nwrong = {"advantags": "median"}\nelsewhere = {"env": "bandit"}\n'
-                       'starpo.ESTIMATORS["a"] = 1\nkindless = {"advantages": "a"}\n')
+                       'starpo.ESTIMATORS |= {"a": 1, "b": ("all", 1)}\n'
+                       'kindless = {"advantages": "a"}\nunkind = {"advantages": "b"}\n')
         for algo, said in (
                 ("my_algo:wrong", "unknown option of algo my_algo:wrong 'advantags': did you mean"),
                 ("my_algo:elsewhere", "unknown option of algo my_algo:elsewhere 'env'"),
-                ("my_algo:kindless", "advantages a: starpo.ESTIMATORS has 1, expected"),
+                ("my_algo:kindless", "advantages a: got 1 in starpo.ESTIMATORS, expected"),
+                ("my_algo:unkind", "advantages b: got ('all', 1) in starpo.ESTIMATORS"),
                 ("my_algo:nothing", "algo 'my_algo:nothing' names no dictionary of options"),
                 ("my_alg:preset", "algo my_alg:preset: there is no module 'my_alg' in the")):
             assert said in message("--env", "bandit", "--algo", algo)

@@ -40,8 +40,7 @@ def place(tmp_path, tmp_path_factory, monkeypatch):
 
 
 def train(*argv):
-    """Train without figures, which take longer than the steps; what replaces the page is written,
-    too."""
+    """Train without figures, which take longer than steps; their replacement is written, too."""
     report.write = lambda folders: write_whole(folders[0] / "report.html", "a page") or "a page"
     main([*argv])
 
