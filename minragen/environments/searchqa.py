@@ -74,8 +74,8 @@ class SearchQA(TextEnv):
 
     Splits: by the person that a question is about.
     Options: `hops` from the person to the answer, 1 or 2, or 0 for both; `results`, passages per
-    search; `data`, a file of questions; `corpus`, encyclopaedia or a file; `url` of a retriever in
-    place of the corpus, and `timeout`, the seconds that it has.
+    search; `data`, a file of questions; `corpus`: `encyclopaedia` or a file; `url` of a retriever
+    in place of the corpus, and `timeout`, the seconds that it has.
     """
 
     budget = Budget(max_turns=5, max_actions_per_turn=1, max_actions=5)
