@@ -53,8 +53,8 @@ STORED = ROOT / "lab" / "results" / "leaderboard.json"
 MODELS = ROOT / "lab" / "results" / "leaderboard-models.json"
 PAGE = "docs/results.md"
 # Minutes of a core that a run takes; with a critic it takes CRITIC times as long.
-MINUTES = {"bandit": 0.2, "countdown": 3, "deepcoder": 1.5, "frozenlake": 2.8, "webshop": 3}
-CRITIC = 1.5
+MINUTES = {"bandit": 0.3, "deepcoder": 1, "frozenlake": 3.2, "sokoban": 4.6, "webshop": 4.1}
+CRITIC = 1.1
 RATES = {"1": 1.0, "1/3": 1 / 3, "3": 3.0}  # times the learning rate of the preset
 TUNING_SEED, SEEDS = 100, (0, 1, 2)
 SIZE = 64  # test instances that a model plays

@@ -131,7 +131,7 @@ class TestBootstrap:
         said = [line.split() for line in leaderboard.verdicts("grpo", done)[1:]]
         assert [words[:-3] + words[-3:-2] for words in said] == [
             ["below", "ppo", "-0.300"], ["within", "the", "noise", "of", "rloo", "+0.010"]]
-        assert leaderboard.verdicts("gspo", done)[0].startswith("gspo in bandit, countdown")
+        assert leaderboard.verdicts("gspo", done)[0].startswith("gspo in bandit, deepcoder")
         assert len(leaderboard.verdicts("gspo", done)) == 4
 
 
