@@ -1,5 +1,4 @@
-"""The learner computes what rows begin with once, with the numbers of plain full passes of the same
-transformers model."""
+"""The learner computes rows' common prefixes once, with the numbers of full passes."""
 
 import dataclasses
 import functools

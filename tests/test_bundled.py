@@ -156,8 +156,7 @@ class TestBundledWeights:
         assert len(set(keys)) == 6 and {len(key) for key in keys} == {12}
 
     def test_another_version_of_transformers_has_the_same_key(self, monkeypatch):
-        """Else the bundled weights would be found with one version alone, and made anew for minutes
-        with all others."""
+        """Else one version alone would find the bundled weights, others make them for minutes."""
         key = warmup_key(*fresh(), 3)
         monkeypatch.setattr("transformers.configuration_utils.__version__", "6.0.0")
         policy, *others = fresh()

@@ -78,8 +78,7 @@ def seeds(name, count):
 
 
 def next_draws(env):
-    """The next four numbers of an environment's dynamics and of the luck of each of its layers,
-    without drawing them."""
+    """The next four numbers of the dynamics and of each layer's luck, without drawing them."""
     streams = [env.dynamics]
     while env is not env.unwrapped:
         streams, env = [*streams, env.luck], env.env

@@ -228,8 +228,7 @@ class TestFamilies:
                                       "Qwen3.5", "LFM3", "Granite 4 H"])
     @torch.no_grad()
     def test_the_scores_of_the_diagnostics_are_those_of_full_passes(self, name):
-        """A pair may exceed the token budget. Of one that is longer than the model's positions the
-        beginning is left out."""
+        """A pair may exceed the token budget; one beyond the model's positions loses its start."""
         policy, rng = family(name), torch.Generator().manual_seed(0)
         prompts, reasonings = ([torch.randint(300, (n,), generator=rng).tolist() for n in lengths]
                                for lengths in ((49, 31, 12), (30, 6, 1)))

@@ -118,8 +118,7 @@ class TestRuns:
                    for name in stored["critic"]["model"])
 
     def test_its_checkpoint_is_a_plain_folder_with_merged_weights(self, runs, monkeypatch, capsys):
-        """Without peft it is loaded, evaluated, and another run begins with it; with peft another
-        run may adapt it again."""
+        """Without peft it is loaded, evaluated, trained on; with peft it may be adapted again."""
         learners, real = [], start.build_learner
         with monkeypatch.context() as patch:
             patch.setattr(start, "build_learner", lambda *given: (

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from test_families import family
 from toys import tiny
 from training import changed
+from transformers import GenerationConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from minragen import models
@@ -202,12 +203,19 @@ class TestLoading:
                 load_policy(folder)
 
     def test_a_folder_without_tokenizer_files_is_refused(self, tmp_path):
-        """Of a class that it knows, transformers makes a tokenizer of a few tokens, which reads
-        every prompt as empty."""
+        """transformers makes one of a few tokens of the named class, and every prompt is empty."""
         saved(tmp_path, "tokenizer_config.json", tokenizer_class="Qwen2Tokenizer")
         (tmp_path / "tokenizer.json").unlink()
         with pytest.raises(ValueError, match="reads 'a' as '': its files are missing or broken"):
             load_policy(tmp_path)
+
+    def test_checkpoints_advise_no_top_k_or_penalty_of_the_original(self, tmp_path):
+        saved(tmp_path / "given", "generation_config.json", do_sample=True, top_k=20, top_p=0.8,
+              repetition_penalty=1.1, eos_token_id=[2, 1])
+        load_policy(tmp_path / "given").save(tmp_path / "written")
+        found = GenerationConfig.from_pretrained(tmp_path / "written")
+        advice = found.do_sample, found.top_k, found.top_p, found.repetition_penalty
+        assert (advice, found.eos_token_id) == ((None,) * 4, [2, 1])
 
     @pytest.mark.parametrize("change", [
         {"attn_implementation": "somebody/kernel"}, {"_attn_implementation": "somebody/kernel"}])

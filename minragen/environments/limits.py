@@ -15,8 +15,7 @@ class ServerGone(RuntimeError):
 
 
 def within_time_limit(function, *arguments):
-    """function(*arguments), or TimeoutError after STEP_TIME_LIMIT seconds. Only the main thread can
-    be interrupted."""
+    """function(*arguments); in the main thread TimeoutError after STEP_TIME_LIMIT seconds."""
     def ring(*_):
         raise TimeoutError(f"a step took over {STEP_TIME_LIMIT:g} seconds.")
 

@@ -119,8 +119,7 @@ def printable(text):
 
 class Console:
     """A text stream that drops what cannot be written: the disk is full, or the terminal has gone.
-    If `plain`, control codes of a terminal, which texts from elsewhere may have, are printed as
-    `?`."""
+    If `plain`, a terminal's control codes, which texts from elsewhere may have, become `?`."""
 
     def __init__(self, stream, plain=True):
         self._stream, self._plain = stream, plain

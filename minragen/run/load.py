@@ -46,6 +46,10 @@ def load_policy(source, device="cpu", stored_dtype=False, name="", sees=lambda: 
             model, loading = loader.from_pretrained(  # NOTE: dtype as in models.load_policy
                 source, config=config, dtype=dtype, output_loading_info=True,
                 ignore_mismatched_sizes=True, **NO_CODE)
+            # Without its top_k or penalties: nothing is sampled with them here, nor may be later.
+            stops = [f"{token}_token_id" for token in ("bos", "eos", "pad")]
+            model.generation_config = transformers.GenerationConfig(**{
+                name: getattr(model.generation_config, name) for name in stops})
             tokenizer = transformers.AutoTokenizer.from_pretrained(source, **NO_CODE)
             if package:
                 from minragen.more.vision import SeeingPolicy as kind

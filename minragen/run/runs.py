@@ -188,7 +188,7 @@ def find_checkpoint(folder, say=print, only=""):
         return path
     advice = ("Leave out --checkpoint: there is another one."
               if only and (paths[0] / "manifest.json").exists() else
-              f"Train it again with: make reproduce RUN={folder.name}")
+              f"Train it again: make reproduce RUN={folder.name}, or as another run.")
     if problems:
         raise ValueError(f"checkpoint is damaged: {problems[0]}. Restore the file. {advice}")
     if not (folder / "config.json").exists():
@@ -364,8 +364,7 @@ def lost_options(stored):
 
 
 def refuse_lost_options(run):
-    """Raise ValueError if a run had an option on that this version lacks: its learning cannot go on
-    or be repeated."""
+    """Raise ValueError if a run had an option on that this version lacks, and so cannot go on."""
     stored = json.loads((RUNS / run / "config.json").read_text("utf-8"))
     for name, value in lost_options(stored).items():
         now = f"; instead: {REMOVED[name][1]}" if name in REMOVED else ""
@@ -376,8 +375,7 @@ def refuse_lost_options(run):
 # ---- How a file is written -----------------------------------------------------------------------
 @contextlib.contextmanager
 def writing(path):
-    """While a file of a run is written: turn any OSError (a disk that is full, read-only or gone)
-    into one sentence."""
+    """While a file of a run is written: turn any OSError (the disk is full) into one sentence."""
     try:
         yield
     except OSError as problem:

@@ -95,8 +95,7 @@ class Diagnosing(trainer.Callbacks):
 
 
 def step(device, **options):
-    """One training step with its diagnoses. Returns the learner, metrics, trajectories and the
-    PretendDevice."""
+    """A training step with diagnoses: returns learner, metrics, trajectories, PretendDevice."""
     config = configured(device, gradients_every=1, **options)
     with on(device) as pretend:
         groups = start.build_groups(config)

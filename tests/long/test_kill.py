@@ -68,8 +68,7 @@ def finished(*argv):
 
 
 def kill(process, folder, rng, seconds):
-    """Kill a process within its first `seconds`, or while it writes a checkpoint. Returns False if
-    it has ended by itself."""
+    """Kill a process in its first `seconds` or during a checkpoint. False if it ended by itself."""
     until = time.monotonic() + rng.uniform(0, seconds)
     if rng.random() < 0.6:
         while process.is_alive() and not (folder / "checkpoint.new").exists():
