@@ -74,10 +74,10 @@ class TestAlgorithm:
         found = trained(f"--algo {algo_name}")
         assert [line["step"] for line in found.metrics] == [1, 2]
         assert found.batches, "the filter dropped all groups of both steps"
+        assert_advantages_are_sound(found.batches)
         for line in found.metrics:
             assert not line.get("updates_skipped"), "a gradient was not finite"
         assert any(line.get("grad_norm", 0) > 0 for line in found.metrics)
-        assert_advantages_are_sound(found.batches)
         assert found.config.advantages == "none" or any(b.advantages.any() for b in found.batches)
         assert_filter_is_sound(found.config.filter, found.config.filter_value)
 
