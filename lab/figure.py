@@ -409,12 +409,13 @@ def mutants_result():
         return "No run of it is stored yet."
     reasons = [*sample["survivors"].values()]
     missed = sum(not reason.startswith("equivalent") for reason in reasons)
+    followed = sum(reason.startswith("test_") for reason in reasons)
     tried = sample["mutants"] - len(reasons) + missed
     trees = " and ".join(f"{tree[:12]} (`{name}/`)" for name, tree in sample["trees"].items())
     return (f"The stored run, `lab/results/mutants.json`, tested git trees {trees}.\n"
             f"In {sample['minutes']} minutes on two cores {tried - missed} of {tried} mutants that "
-            f"change behaviour were killed ({100 - 100 * missed / tried:.0f} %). Tests for "
-            f"the other {missed} followed.")
+            f"change behaviour were killed ({100 - 100 * missed / tried:.0f} %).\n"
+            f"Tests for {followed} of the other {missed} followed.")
 
 
 # page -> {name of a block in it: function that makes its text}

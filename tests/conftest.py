@@ -99,8 +99,7 @@ def begun(finished, runs):
 
 @pytest.fixture
 def float64(monkeypatch):
-    """Compute in float64, also where minragen calls `.float()` and where transformers rounds; only
-    the sampler hands out float32."""
+    """Compute in float64, despite `.float()` and transformers; the sampler hands out float32."""
     import torch
 
     from minragen import rollout
@@ -166,8 +165,7 @@ def pytest_addoption(parser):
 
 
 def pytest_generate_tests(metafunc):
-    """A test that takes `env_name` runs once for each `--env`, or each ENV_NAMES of its file; one
-    that takes `algo_name` once for each `--algo`."""
+    """Run tests of `env_name` for each `--env` or ENV_NAMES, of `algo_name` for each `--algo`."""
     if "env_name" in metafunc.fixturenames:
         metafunc.parametrize("env_name", getattr(metafunc.module, "ENV_NAMES", None)
                              or metafunc.config.getoption("env")

@@ -310,8 +310,7 @@ class TestParsing:
                     assert getattr(found, part).replace("< ", "<") == text.replace("< ", "<")
 
     def test_the_time_of_a_reply_full_of_tags_grows_as_its_length(self):
-        """To decode all ids after each tag would cost the square of their number, and backtracking
-        the product of the numbers of tags."""
+        """Not as its square (decoding all ids after each tag), or its power (backtracking)."""
         frame = ChatFrame(built(), "grounding_worldmodeling")
         reply = frame.write(dict.fromkeys(frame.parts, " b"))
 

@@ -49,6 +49,8 @@ class TestPredicted:
         assert frame.append_next_prompt(t, rules_of(preset("frozenlake", model="x")))
         ids = [t.tokens[i] for i in t.sequences[0].predicted]
         assert tokenizer.decode(ids).strip() == state
+        whole = frame.encode(state)  # nothing follows it
+        assert [*frame.places(whole, state, state)] == [*range(len(whole))]
 
     @pytest.mark.parametrize("observation, state", [
         ("Reward: 0\nTurns left: 3", "3"), ("Reward: 0\nA board", "Another board"),

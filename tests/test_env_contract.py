@@ -86,8 +86,7 @@ def next_draws(env):
 
 
 def play(env, seed, player, member=0):
-    """One episode of `player`, a function env -> answer. It has to end, in one way, and every turn
-    has to give what the contract says."""
+    """An episode of `player`, env -> answer: ends in one way, each turn keeps the contract."""
     observation, info = env.reset(seed=seed, options={"member": member})
     luck = next_draws(env)
     episode = SimpleNamespace(prompt=env.system_prompt, observations=[observation], infos=[info],

@@ -168,6 +168,7 @@ class TestEvaluate:
         scripted(training, lambda env, texts, rng: shown.append(
             (features(texts), env.solve()[0])) or shown[-1][1])
         nearest = nearest_demonstration(training)
+        assert features(["a b", "b"]) == {"a", "b", ("a", "b"), ("b", "b")}
         having = Counter(feature for seen, _ in shown for feature in seen)
         assert answers(held, nearest) == answers(held, slow)
         assert sum(episode.success for episode in scripted(held, nearest)) == solved

@@ -101,8 +101,7 @@ class TestStates:
             prove(policy, CONTEXT)
 
     def test_the_proof_looks_at_the_largest_gap_too(self):
-        """A scan whose time steps are raised is wrong in few places: with these weights on average
-        by less than is allowed."""
+        """Raised time steps make few places of a scan wrong, on average less than is allowed."""
         policy = family("Nemotron-H")
         for p in policy.model.parameters():
             p.data *= 0.9 if p.ndim > 1 else 1

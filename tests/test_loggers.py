@@ -1,5 +1,4 @@
-"""TensorBoard and Weights & Biases beside metrics.jsonl: what they are given, and, where they are
-installed, what is read back from their files."""
+"""TensorBoard and W&B beside metrics.jsonl: what they get, and what their files then hold."""
 
 import shlex
 import sys

@@ -401,8 +401,7 @@ MEET = 8
 
 
 def accepted(*values):
-    """The Config of several values of FACTORS, None if `check` refuses it or two values say
-    different things of an option."""
+    """The Config of several values of FACTORS, None if `check` refuses it or values contradict."""
     options = {}
     for name, i in values:
         value = FACTORS[name][i]

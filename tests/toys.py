@@ -93,8 +93,7 @@ def sampled(row):
 
 @contextlib.contextmanager
 def web_server(answer):
-    """The address of a server whose answer to each request is `answer(path, body)`: a status, an
-    address for redirects, and bytes."""
+    """The address of a server of `answer(path, body)`: a status, a redirect's address, bytes."""
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"  # as a WebSocket asks for
 

@@ -398,7 +398,7 @@ def early_stop(history):
 
         reward std   each of the last 10 steps is below a tenth of the mean of the first 10
         success      of one environment: 5 validations in a row are below 0.01 or below a tenth of
-                     the best before them
+                     the best
     Only steps that trained on some group count, with their validations.
     """
     trained = [line for line in history if line.get("groups_kept")]
@@ -410,7 +410,7 @@ def early_stop(history):
     of_each = names - {"val/success"}  # only a mixture has more than the mean
     for name in sorted(of_each or names):
         validated = _values(trained, name)
-        best = max(validated[:-5], default=0.0)
+        best = max(validated, default=0.0)
         if len(validated) >= 5 and max(validated[-5:]) < max(0.01, 0.1 * best):
             return f"{name} was at most {max(validated[-5:]):.3g} in 5 validations in a row."
     return ""

@@ -61,7 +61,7 @@ def last_hidden(model, slots, tokens, counts, first_row=0):
     return hidden
 
 
-def one_pass(model, slots, tokens, counts, first_row=0):
+def one_pass(model, slots, tokens, counts, first_row):
     """`cache.last_hidden` for layers with states: right only if no row has padding."""
     positions, masks, ends = reserve(model, slots, tokens, counts, first_row)
     masks = masks if isinstance(masks, dict) else {"full_attention": masks}

@@ -182,7 +182,8 @@ class TestProofs:
                      "exact h -- no", "exact h /- no -/", "exact #eval 1", "exact @[reducible] h",
                      "exact '('", 'exact "theorem"', "exact `h", "exact «h»", "exact \\h",
                      "simp_all", "exact eval% h", "exact \u202eh", "exact sorry", "exact h;sorryAx",
-                     "exact (h.axiom.y)", "exact " + "h" * 1000, "exact h" + "\n h" * 30):
+                     "exact (h.axiom.y)", "exact " + "h" * 1000,
+                     "exact h" + "\n h" * 30, "exact h" + "\n h" * 31):
             env = playing()
             goals = env._goals()
             env.checker = None  # asking it would fail
@@ -296,6 +297,11 @@ class TestEpisode:
             assert f"⊢ {'q' if accepted == 2 else 'q ∧ p'}\n" in observation, text
             assert ("Error: " in observation) == (kind == "rejected"), text
             assert "ignore" not in observation, text
+
+    def test_of_many_goals_four_are_shown_and_the_others_counted(self):
+        env = playing()
+        env.states = ["\n\n".join(f"⊢ p{i}" for i in range(6))]
+        assert env.render().endswith("⊢ p0\nthen ⊢ p1\nthen ⊢ p2\nthen ⊢ p3\nand 2 more")
 
     def test_a_proof_pays_one_less_the_cost_of_every_tactic_joined_or_not(self):
         for texts, cost in ((SWAP.proof, COST), (["; ".join(SWAP.proof)], COST),

@@ -5,7 +5,7 @@ from functools import cache, partial
 import numpy as np
 from conftest import begin
 
-from minragen.environments.sudoku import Sudoku, random_grid
+from minragen.environments.sudoku import Sudoku, may_be_solvable, random_grid
 from minragen.envs import FORMAT_PENALTY, Budget, Outcome
 
 LONG = Budget(40, 2, 80)
@@ -65,6 +65,9 @@ class TestPuzzles:
         assert len(grids) == 288
         for grid in [*grids, *(random_grid(n, np.random.default_rng(n)) for n in (9, 16))]:
             assert all(number in fitting(grid, c) for c, number in enumerate(grid))
+
+    def test_the_search_begins_with_a_cell_that_has_no_number(self):
+        assert not may_be_solvable([0] * 9 + [2, 0, 0, 0, 0, 3, 4], 4, node_limit=2)
 
 
 class TestActions:

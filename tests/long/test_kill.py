@@ -116,8 +116,7 @@ def test_a_run_killed_at_any_instant_goes_on_as_if_it_had_not_been(place):
 
 
 def test_a_full_disk_takes_no_checkpoint_and_ends_the_run_with_a_sentence(place):
-    """A small disk of a mount namespace. One of which a call fails once:
-    test_runs.py::TestPowerCut."""
+    """A small disk of a mount namespace. Calls that fail once: test_runs.py::TestPowerCut."""
     own = ["unshare", "-rm"]
     if not shutil.which("unshare") or subprocess.run([*own, "true"], check=False).returncode:
         pytest.skip("no user namespaces here")

@@ -1,5 +1,4 @@
-"""The pictures show what is real: the first step of the README's run, stored episodes, the forecast
-of memory, and calls that are in the sources."""
+"""The pictures show what is real: a run's first step, stored episodes, the forecast, real calls."""
 
 import re
 from functools import partial
