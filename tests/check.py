@@ -29,13 +29,11 @@ ALONE = ("starpo", "cache")  # import nothing of ours
 # The wings that each may import inside of main(), or, for the command of evaluation, anywhere.
 IN_MAIN = {"train": {"run.start"}, "nano": {"run.bundled"}}
 COMMANDS = ("eval", "__main__")
-# wing -> the wings that it may import, beside the reading list and support/; environments import
-# only envs and support/options
+# wing -> wings that it may import, beside the list and support/ (environments: envs, options)
 BELOW = {"environments": {"environments"}, "more": {"more"}, "fast": {"fast"},
          "look": {"look", "more", "fast", "environments"},
          "run": {"environments", "fast", "more", "look", "run"}}
-# They read only what knows nothing of them: the folders of runs; how a server is asked, and for how
-# long.
+# They read only what knows nothing of them: runs' folders; how a server is asked, how long.
 STORED = {"look/report": {"run.runs"}, "more/api": {"environments.limits", "environments.search"}}
 # What a reader was promised: files, lines at most.
 SIZES = {"the reading list": ("minragen/*.py", 3030), "support/": ("minragen/support/*.py", 650),

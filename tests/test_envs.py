@@ -102,8 +102,7 @@ class TestTurns:
            budget=st.sampled_from([Budget(), Budget(1, 5, 5), Budget(5, 2, 10), Budget(6, 3, 3)]))
     def test_a_turn_is_what_its_rules_say(self, turns, budget):
         """Bad pieces cost the penalty once; those over a cap or after the end are ignored. No
-        episode is both terminated and truncated (in RAGEN, es_manager.py:211, one that falls into a
-        hole or has no action left is)."""
+        episode is both terminated and truncated (RAGEN's may be: es_manager.py:211)."""
         env, at, executed = begin("walks:Walk", budget=budget), 0, 0
         for turns_left, said in zip(range(budget.max_turns - 1, -1, -1), turns):
             pieces = [piece.strip().lower() for piece in said if piece.strip()]

@@ -134,9 +134,8 @@ class TestEpisodes:
 
 
 class TestCaching:
-    """That cached turns equal a full pass in every family: tests/test_families.py. (In GRPO-Zero,
-    qwen2_model.py:143, is_causal=True aligns its triangle to the top left: the first token after a
-    cache sees one key only.)"""
+    """Cached turns equal a full pass in every family: test_families.py. (In GRPO-Zero's, is_causal
+    aligns its triangle to the top left, and a first token sees one key: qwen2_model.py:143.)"""
 
     @pytest.mark.parametrize("shift", [-1, 1], ids=["a key too many", "a key too few"])
     @pytest.mark.parametrize("name", ["Mistral, window", "Gemma 3", "gpt-oss"])
@@ -255,8 +254,7 @@ class TestSampling:
     def test_top_k_and_top_p_never_leave_their_sets(self):
         logits = torch.randn(200, 30)
         ranked = logits.argsort(-1, descending=True)
-        # The smallest set with at least this share of the mass that top_k leaves: all of it is
-        # drawn, and nothing else.
+        # The smallest set with that share of what top_k leaves: all of it is drawn, and no more.
         even = (torch.arange(2000) + 0.5) / 2000
         for row, best in zip(logits[:100], ranked):
             for k in (0, 5):

@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_families import family
 from test_step import assert_equal, configured, real  # noqa: F401  a fixture
 from toys import Faulty, Lottery, tiny
 
@@ -160,6 +161,15 @@ class TestTrajectories:
             assert_equal(real, configured(env="test_rows:SlowAndFaulty", feed_share=0.3, **options))
 
 
+@pytest.mark.parametrize("name", ["Qwen3.5", "LFM3", "Granite 4 H"])
+def test_no_token_is_fed_twice_to_layers_with_states(name):
+    """Keys could be written again; a state cannot be taken back."""
+    groups, rules = PatientGroups("test_rows:Slow", 4, 3), Rules(max_new_tokens=12, max_context=320)
+    policy, frame = family(name), policy_and_frame()[1]
+    alone, together = (said(f(policy, frame, groups, 0, rules)) for f in (collect, rollout.collect))
+    assert alone == together
+
+
 def test_looking_ahead_reads_tokens_eight_at_a_time_and_captures_each_size_once(monkeypatch):
     """The slots stay the same, so later turns and rollouts repeat the graphs of the first."""
     policy, frame = policy_and_frame()
@@ -196,8 +206,7 @@ def test_slots_stay_where_they_are_if_they_take_a_small_share_of_the_gpu(monkeyp
 
 @pytest.mark.parametrize("context, max_rows", [("full", 256), ("full", 4), ("limited", 4)])
 def test_with_a_share_of_1_not_even_rounding_depends_on_the_delays(monkeypatch, context, max_rows):
-    """So runs repeat to the last digit, and one that was killed goes on bit for bit: every forward
-    pass has the same rows in the same order."""
+    """So runs, even killed ones, repeat bit for bit: each pass has the same rows in order."""
     policy, frame = policy_and_frame(context)
     policy.model.float()
     passes, extend = [], Policy.extend

@@ -1,5 +1,4 @@
-"""Shared by several test files: the untrained tiny policy, a model that follows a script, a server,
-and two environments with random rewards."""
+"""Shared by test files: the untrained tiny policy, a scripted model, a server, two lotteries."""
 
 import contextlib
 import functools

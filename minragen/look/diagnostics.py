@@ -241,7 +241,7 @@ def score_matrix(policy, prompts, reasonings, temperature=1.0, token_budget=8192
     scores = torch.zeros(len(pairs), dtype=torch.float64)
     for part in policy.micro_batches(tokens, lengths, token_budget, world.rank, world.size):
         logprobs, _ = policy.logprobs(tokens[part].to(policy.device), mask[part].to(policy.device),
-                                      temperature or 1.0)
+                                      temperature)
         scores[part] = logprobs.cpu().double().sum(dim=1)
     return world.sum(scores).view(len(reasonings), len(prompts))
 

@@ -46,7 +46,7 @@ def load_policy(source, device="cpu", stored_dtype=False, name="", sees=lambda: 
             model, loading = loader.from_pretrained(  # NOTE: dtype as in models.load_policy
                 source, config=config, dtype=dtype, output_loading_info=True,
                 ignore_mismatched_sizes=True, **NO_CODE)
-            # Without its top_k or penalties: nothing is sampled with them here, nor may be later.
+            # Without its top_k and penalties, with which nothing is sampled here.
             stops = [f"{token}_token_id" for token in ("bos", "eos", "pad")]
             model.generation_config = transformers.GenerationConfig(**{
                 name: getattr(model.generation_config, name) for name in stops})

@@ -364,7 +364,7 @@ def lost_options(stored):
 
 
 def refuse_lost_options(run):
-    """Raise ValueError if a run had an option on that this version lacks, and so cannot go on."""
+    """Raise ValueError if a run had an option on that this version lacks: it cannot be trained."""
     stored = json.loads((RUNS / run / "config.json").read_text("utf-8"))
     for name, value in lost_options(stored).items():
         now = f"; instead: {REMOVED[name][1]}" if name in REMOVED else ""

@@ -18,8 +18,7 @@ from minragen.environments.deepcoder import all_tasks, program_of, verdict
 from minragen.environments.sandbox import Case, Monty, Result, WorkerPool
 from minragen.envs import Budget
 
-# What the words of the formulas mean, worked out by hand: for 3, and for a, b = 5, 2 and 2, 5 and
-# 3, 7.
+# The words of the formulas, worked out by hand: for 3, and for a, b = 5, 2 and 2, 5 and 3, 7.
 PARTS = {"3": 3, "twice 3": 6, "three times 3": 9, "four times 3": 12, "five times 3": 15,
          "ten times 3": 30, "3 squared": 9, "3 cubed": 27}
 JOINS = {"a, plus b": (7, 7, 10), "a, minus b": (3, -3, -4), "the product of a and b": (10, 10, 21),

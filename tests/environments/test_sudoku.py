@@ -66,7 +66,7 @@ class TestPuzzles:
         for grid in [*grids, *(random_grid(n, np.random.default_rng(n)) for n in (9, 16))]:
             assert all(number in fitting(grid, c) for c, number in enumerate(grid))
 
-    def test_the_search_begins_with_a_cell_that_has_no_number(self):
+    def test_the_search_goes_on_with_a_cell_that_no_number_fits(self):
         assert not may_be_solvable([0] * 9 + [2, 0, 0, 0, 0, 3, 4], 4, node_limit=2)
 
 

@@ -78,8 +78,7 @@ class PretendDevice(TorchDispatchMode):
         return nested(wrap, func(*plain[0], **plain[1]))
 
     def check_devices(self, func, name, args, tensors):
-        """Refuse tensors of the CPU, except for what CUDA takes: numbers in elementwise operations,
-        and indices, which it copies to the device."""
+        """Refuse the CPU's tensors, except elementwise numbers and indices, which CUDA takes."""
         numbers = torch.Tag.pointwise in func.tags or name in INDEXING
         for x in tensors:
             if isinstance(x, Pretend) or numbers and x.dim() == 0:
