@@ -288,7 +288,8 @@ def warnings_told():
     warned, lost = total(2).split(" of ")
     return (f"Of the stored runs of commit 3f4b272, {lost} lost a quarter of their success; "
             "perhaps half of these falls are noise.\n"
-            f"A warning came before {warned} of these falls, and in {total(6, 7)} other runs.")
+            f"{warned} had a warning in the first third of the fall or before it; {total(6, 7)} "
+            "other runs had one.")
 
 
 def named(env):

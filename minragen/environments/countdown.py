@@ -21,7 +21,7 @@ class Countdown(TextEnv):
     Ends when: the target is reached, or the only turn is over; more turns are more attempts.
     Solver: combines all subsets of the numbers in exact arithmetic.
 
-    Options: `count` of numbers, 3 or 4, or 0 for either; the `largest` number; `operators` that
+    Options: `count` of numbers, 3 or 4, or 0 for either; `largest` bounds them; `operators` that
     tasks and answers may use (RAGEN's tasks: +-); `data`, a file of tasks; tasks without `count`
     numbers or without a solution by `operators` are skipped.
     """

@@ -28,8 +28,8 @@ Most of the reading list runs as one reads it. These functions have others in th
     train.Callbacks         run/log.py               always: it keeps files     test_runs.py
 
 Those above the gap are only faster: `--plain true` turns them off, and starts one process unless
-more are asked for. Then the trajectories are the same token for token, and the weights up to
-rounding (test_train.py::TestPlain). Those below do more.
+more are asked for. Then results are the same up to rounding (test_train.py::TestPlain). Those
+below do more.
 
 Reading order: `run` (from the start to the report), `start`, `build_groups`, `load`,
 `build_learner`; last `main` (the command).
