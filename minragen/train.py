@@ -29,16 +29,14 @@ from minragen.rollout import Rules, collect
 from minragen.support.metrics import episode_metrics, held_out_metrics, waiting_metrics
 from minragen.trajectory import make_batch
 
-# Seeds of training instances begin at TRAIN_SEED + (seed of the run) * TRAIN_SEED_STRIDE, seeds of
-# validation instances at 0.
+# Training seeds begin at TRAIN_SEED + (the run's seed) * TRAIN_SEED_STRIDE, validation's at 0.
 TRAIN_SEED = 2**41
 EMPTY_STEPS = 5  # a run ends after this many steps in a row whose filter kept no group
 MOST_SKIPPED = 5  # a run fails after this many updates in a row that are not finite
 
 
 class World:
-    """How processes that train one policy exchange values. This one is for a single process;
-    run/distributed.py has several."""
+    """How processes that train one policy exchange values: here one, in run/distributed.py many."""
 
     rank, size = 0, 1
 
@@ -344,14 +342,18 @@ def token_rewards(batch, config):
 
 
 def compute_advantages(batch, config):
-    """Add the advantages of the configured estimator. With a critic they are whitened over the
-    batch, and what the critic learns from is added."""
+    """Add the estimator's advantages; with a critic whitened, with what the critic learns from."""
     kind, estimate = starpo.ESTIMATORS[config.advantages]
     if kind == "critic":
         advantages, returns, value_mask = estimate(batch, config)
         advantages = starpo.whiten(advantages, batch.response_mask, value_mask)
         return replace(batch, advantages=advantages, value_targets=returns, value_mask=value_mask)
     advantages = estimate(batch, config)
+    shapes = batch.by_episode(batch.scores).shape, batch.tokens.shape
+    if not torch.is_tensor(advantages) or advantages.shape not in shapes:
+        found = getattr(advantages, "shape", advantages)
+        raise ValueError(f"advantages {config.advantages}: got {found}, expected a tensor (E,), "
+                         "one an episode, or (B, T).")
     per_episode = advantages.ndim == 1
     return replace(batch, advantages=batch.to_tokens(advantages) if per_episode else advantages)
 

