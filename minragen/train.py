@@ -342,7 +342,7 @@ def token_rewards(batch, config):
 
 
 def compute_advantages(batch, config):
-    """Add the estimator's advantages; with a critic whitened, with what the critic learns from."""
+    """Add the estimator's advantages; with a critic they are whitened, and its targets added."""
     kind, estimate = starpo.ESTIMATORS[config.advantages]
     if kind == "critic":
         advantages, returns, value_mask = estimate(batch, config)

@@ -310,7 +310,7 @@ class TestParsing:
                     assert getattr(found, part).replace("< ", "<") == text.replace("< ", "<")
 
     def test_the_time_of_a_reply_full_of_tags_grows_as_its_length(self):
-        """Not as its square (decoding all ids after each tag), or its power (backtracking)."""
+        """Decoding all ids after each tag would cost its square, backtracking even more."""
         frame = ChatFrame(built(), "grounding_worldmodeling")
         reply = frame.write(dict.fromkeys(frame.parts, " b"))
 

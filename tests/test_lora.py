@@ -51,7 +51,7 @@ def logits(model):
 class TestAdapters:
     @pytest.mark.parametrize("name", ["Llama", "Qwen3.5", "LFM3", "Granite 4 H"])
     def test_all_linear_layers_but_the_output_layer_get_adapters_of_no_effect_yet(self, name):
-        """No convolutions, decays, steps. Without adapters a trained policy is the old model."""
+        """Not convolutions, decays, time steps. A trained policy without them is the old model."""
         fresh, trained, before = (family(name) for _ in range(3))
         lora.add_adapters(fresh, 4, 0)
         adapted(trained)

@@ -53,7 +53,7 @@ class TestMask:
 
 
 class TestTokens:
-    """Qwen3's template drops old thoughts (verl#6854, gem#44): test_chat.py::TestFamilies."""
+    """Qwen3's template drops old thoughts, so prompts are new (verl#6854, gem#44): test_chat.py."""
 
     def test_a_reply_is_trained_in_the_ids_that_were_sampled(self):
         """RAGEN ctx_manager.py:209 (trl#5224, rllm#272) encodes decoded text: 7 ids become one.

@@ -52,7 +52,7 @@ class TestTokens:
         ([" a", "<|im_end|>"], "end_of_turn"), ([" player"] * 7, "max_new_tokens")],
         ids=["answer", "answer byte by byte", "a thought quotes an answer", "end of turn", "cap"])
     def test_they_are_prompt_reply_framing_reply_with_mask_and_turn_of_replies(self, pieces, stop):
-        """A reply ends where it should; framing writes an end of turn that was not sampled."""
+        """A reply ends where it should; framing adds an end of turn only if none was sampled."""
         ids = [i for piece in pieces for i in tiny()[1].encode(piece)]
         cap, more = (7, []) if stop == "max_new_tokens" else (12, [40, 40])
         t, frame, _ = scripted([*ids, *more], turns=2, cap=cap)

@@ -361,7 +361,7 @@ class TestRuns:
         assert re.search(r"  gap \S+  +\d+ tok/s  \d+\.\d\d s  val ", step)
 
     def test_warnings_are_told_and_diagnoses_compared_to_the_first(self, runs, capsys, monkeypatch):
-        """Each is of its own rows, moving averages go on, and no collapse ends a run unasked."""
+        """Diagnoses have their own rows, moving averages go on, no collapse ends a run unasked."""
         compared, history, diagnosed, real = [], [], [], diagnostics.collapse_metrics
         monkeypatch.setattr(diagnostics, "collapse_metrics", lambda *given, **named: (
             diagnosed.append((*given, named)), real(*given, **named))[1])

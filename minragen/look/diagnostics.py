@@ -397,8 +397,7 @@ def early_stop(history):
     """Why RAGEN V2's trainer would end the run after these lines of metrics.jsonl, or "".
 
         reward std   each of the last 10 steps is below a tenth of the mean of the first 10
-        success      of one environment: 5 validations in a row are below 0.01 or below a tenth of
-                     the best
+        success      of an environment: 5 validations in a row below 0.01 or a tenth of the best
     Only steps that trained on some group count, with their validations.
     """
     trained = [line for line in history if line.get("groups_kept")]

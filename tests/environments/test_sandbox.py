@@ -309,7 +309,7 @@ class TestComparison:
             assert sandbox.same_output(got, want) == ((got, want) in equal), (got, want)
 
     def test_no_answer_of_a_megabyte_occupies_the_trainer_for_a_tenth_of_a_second(self):
-        """It holds the interpreter's lock. 0.25, three tries: cores are busy, garbage collected."""
+        """Judging holds the interpreter's lock. Three tries of 0.25 s allow for a busy core."""
         collide = [i * (2**61 - 1) for i in range(2_500)]  # equal hashes; 55 KB
         answers = [{"set": collide}, 5 * [{"set": collide[:512]}], 15_000 * [[]],
                    {"dict": [{"tuple": [i, 0]} for i in collide[:1400]]}, 4_000 * [{"set": [1]}]]

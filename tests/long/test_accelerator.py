@@ -158,7 +158,7 @@ class TestNumbers:
     """One training step on both devices: tokens, metrics, weights."""
 
     def compare(self, device, options, tolerance, weight_tolerance):
-        """weight_tolerance: of the root mean square of the differences, in learning rates"""
+        """weight_tolerance: root mean square of the differences, in learning rates"""
         (cpu, expected, theirs, _), (ours, metrics, played, _) = (
             step(where, **options) for where in ("cpu", device))
         assert ours.policy.device.type == device.partition(":")[0]
