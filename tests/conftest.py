@@ -165,7 +165,7 @@ def pytest_addoption(parser):
 
 
 def pytest_generate_tests(metafunc):
-    """Repeat tests with `env_name` for each --env or ENV_NAMES, with `algo_name` for each --algo."""
+    """Repeat tests of `env_name` for each --env or ENV_NAMES, of `algo_name` for each --algo."""
     if "env_name" in metafunc.fixturenames:
         metafunc.parametrize("env_name", getattr(metafunc.module, "ENV_NAMES", None)
                              or metafunc.config.getoption("env")
